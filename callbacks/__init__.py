@@ -1,0 +1,7 @@
+"""Lightning callbacks: online sampling and what people look at afterwards."""
+
+from callbacks.guided_sampling import GuidedSampler
+from callbacks.online_sampling import OnlineSampler
+from callbacks.reports import LearningCurves, TrajectoryLog
+
+__all__ = ["GuidedSampler", "LearningCurves", "OnlineSampler", "TrajectoryLog"]

@@ -1,0 +1,7 @@
+"""Text worlds as gymnasium environments, registered under ``zoo/<Name>-v0``."""
+
+import gymnasium
+
+for _name, _module in {"ClueLock": "clue_lock", "TextWorldExpress": "textworld_express"}.items():
+    if f"zoo/{_name}-v0" not in gymnasium.registry:
+        gymnasium.register(f"zoo/{_name}-v0", entry_point=f"datamodules.environments.{_module}:{_name}")

@@ -1,0 +1,1 @@
+"""ActGuide-RL: action data as minimal, adaptive guidance."""

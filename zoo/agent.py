@@ -1,0 +1,279 @@
+"""What every policy method shares. A method overrides ``notes``, ``credit``, ``rows`` or ``objective`` and little else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from callbacks.online_sampling import OnlineSampler
+from zoo import objectives
+from zoo.checkpoints import PretrainedMixin
+from zoo.rollout.loop import World, play
+from zoo.rollout.trajectory import Job, Row, Task, Trajectory
+
+Facts = dict[str, list[float]]
+Group = list[Trajectory]
+
+
+class AgentModule(PretrainedMixin, pl.LightningModule):
+    """A language-model agent trained on its own episodes by a clipped policy gradient with group-relative advantages.
+
+    On its own this is GRPO (DeepSeekMath, arXiv 2402.03300) over multi-turn episodes.
+
+    Args:
+        weights: where the policy starts: a zoo name, a folder, a Hugging Face id, a GGUF file.
+        architecture: instead of ``weights``, a transformers config for a random word-level policy over the world's vocabulary.
+        lora: arguments of ``peft.LoraConfig``; trains an adapter only.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        gradient_clip: largest gradient norm; 0 for none.
+        temperature: of sampling in training; log-probabilities are scaled by it on both sides.
+        eval_temperature: of sampling in evaluation; 0 is greedy.
+        eval_samples: episodes per evaluated task; above 1, ``pass@k`` is reported and ``eval_temperature`` must not be 0.
+        advantage: ``grpo`` (mean and std), ``dr_grpo`` (mean only) or ``rloo`` (leave one out).
+        advantage_ddof: degrees of freedom taken off the std of ``grpo``.
+        advantage_eps: added to that std.
+        ratio: importance ratio per ``token`` or per ``sequence`` (GSPO).
+        clip_low: the ratio is clipped below at ``1 - clip_low``.
+        clip_high: and above at ``1 + clip_high``.
+        dual_clip: bound of the loss for negative advantages, as a multiple of them; ``None`` for none.
+        kl_coef: weight of the KL penalty against the policy at the start; 0 keeps no reference model.
+        kl_estimator: ``k1``, ``k2`` or ``k3``.
+        aggregation: ``token_mean`` over the minibatch, ``sequence_mean``, or ``fixed_length`` (divided by ``loss_length``).
+        loss_length: tokens per trajectory that ``fixed_length`` divides by.
+    """
+
+    def __init__(
+        self,
+        weights: str | None = None,
+        architecture: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        gradient_clip: float = 1.0,
+        temperature: float = 1.0,
+        eval_temperature: float = 0.0,
+        eval_samples: int = 1,
+        advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo",
+        advantage_ddof: int = 1,
+        advantage_eps: float = 1e-6,
+        ratio: Literal["token", "sequence"] = "token",
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        dual_clip: float | None = 3.0,
+        kl_coef: float = 0.0,
+        kl_estimator: Literal["k1", "k2", "k3"] = "k3",
+        aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean",
+        loss_length: int = 512,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = False  # one optimiser step per minibatch of several micro-batches
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self.init_policy()
+        self.scores: dict[str, MeanMetric] = {}
+
+    # -- hooks of a method ------------------------------------------------------------------------------------------------
+
+    def notes(self, job: Job) -> str:
+        """Text added to the first prompt of an episode, from its behaviour. Evaluation passes no behaviour."""
+        return ""
+
+    def credit(self, groups: Sequence[Group]) -> tuple[list[Row], Facts]:
+        """Turn episodes into training rows.
+
+        Groups are compared within themselves, over trajectories. A trajectory without reward (its world failed) is left out of
+        the comparison; a group whose rewards are all equal teaches nothing and leaves no rows.
+
+        Returns:
+            The rows, and numbers worth logging: lists whose mean over all ranks is reported.
+        """
+        rows: list[Row] = []
+        facts: Facts = defaultdict(list)
+        for group in groups:
+            scored = [trajectory for trajectory in group if trajectory.reward is not None]
+            rewards = torch.tensor([float(trajectory.reward or 0.0) for trajectory in scored])
+            facts["dropped"] += [float(trajectory.reward is None) for trajectory in group]
+            mixed = len(scored) > 1 and bool((rewards != rewards[0]).any())
+            facts["groups_mixed"].append(float(mixed))
+            facts["groups_rewarded"].append(float(bool((rewards > 0).any())))
+            for advantage, trajectory in zip(self.advantages(rewards) if mixed else (), scored, strict=mixed):
+                rows += self.rows(trajectory, float(advantage), len(rows))
+        return rows, facts
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """Advantages of one group's trajectories, ``[trajectories] -> [trajectories]``."""
+        settings = self.hparams
+        one_group = torch.zeros(len(rewards), dtype=torch.long)
+        return objectives.group_advantages(
+            rewards, one_group, settings.advantage, settings.advantage_ddof, settings.advantage_eps
+        )
+
+    def rows(self, trajectory: Trajectory, advantage: float, index: int) -> list[Row]:
+        """The training rows of one trajectory: by default each segment, every written token with the same advantage."""
+        rows = []
+        for segment in trajectory.segments:
+            mask = torch.tensor(segment.mask)
+            rows.append(
+                Row(
+                    ids=torch.tensor(segment.ids),
+                    mask=mask,
+                    old_logprobs=torch.tensor(segment.logprobs),
+                    advantages=mask * advantage,
+                    trajectory=torch.tensor(index),
+                )
+            )
+        return rows
+
+    def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a micro-batch as its share of the minibatch loss, and sums over its trained tokens worth logging."""
+        settings = self.hparams
+        logprobs = self.policy.logprobs(batch["ids"], batch["attention"], settings.temperature)
+        mask = batch["mask"]
+        shift = objectives.log_ratio(logprobs, self.old_logprobs(batch, logprobs), mask, settings.ratio)
+        advantages = self.token_advantages(batch, logprobs)
+        loss, clipped = objectives.clipped_surrogate(
+            shift, advantages, settings.clip_low, settings.clip_high, settings.dual_clip
+        )
+        sums = {"clipped": (clipped & mask).sum(), "ratio": (shift.detach().exp() * mask).sum()}
+        sums["entropy"] = -(batch["old_logprobs"] * mask).sum()  # of the behaviour policy, estimated on its own samples
+        if settings.kl_coef:
+            kl = objectives.kl_estimate(logprobs, batch["reference_logprobs"], settings.kl_estimator)
+            loss = loss + settings.kl_coef * kl
+            sums["kl"] = (kl.detach() * mask).sum()
+        return self.aggregate(loss, batch), sums
+
+    def old_logprobs(self, batch: dict[str, Tensor], logprobs: Tensor) -> Tensor:
+        """Denominator of the importance ratio, by default what the sampler recorded."""
+        return batch["old_logprobs"]
+
+    def token_advantages(self, batch: dict[str, Tensor], logprobs: Tensor) -> Tensor:
+        """Advantages ``[rows, length]`` at the moment of the update, by default those given as credit."""
+        return batch["advantages"]
+
+    def aggregate(self, loss: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """Per-token losses ``[rows, length]`` to this micro-batch's share of the minibatch loss.
+
+        A sequence is a trajectory, in however many rows it lies.
+        """
+        kind = self.hparams.aggregation
+        if kind == "token_mean":
+            return objectives.aggregate(loss, batch["mask"], "token_mean", batch["minibatch_tokens"])
+        if kind == "sequence_mean":
+            loss, length = loss / batch["sequence_tokens"][:, None], 1
+        else:
+            length = self.hparams.loss_length
+        return objectives.aggregate(loss, batch["mask"], "fixed_length", batch["minibatch_sequences"] * length)
+
+    # -- one iteration ----------------------------------------------------------------------------------------------------
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """The method's sampler, unless the trainer was given one."""
+        given = any(isinstance(callback, OnlineSampler) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if given else [self.sampler()]
+
+    def sampler(self) -> pl.Callback:
+        return OnlineSampler()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(trained, lr=self.hparams.learning_rate, weight_decay=self.hparams.weight_decay)
+
+    def play(
+        self, jobs: Sequence[Job], temperature: float, generator: torch.Generator | None, world: World | None = None
+    ) -> list[Trajectory]:
+        """Play one episode per job in ``world`` (the trainer's datamodule by default), without dropout."""
+        training = self.policy.training
+        self.policy.eval()
+        try:
+            world = world or self.trainer.datamodule  # type: ignore[attr-defined]
+            return play(self.policy, world, jobs, temperature=temperature, generator=generator, notes=self.notes)
+        finally:
+            self.policy.train(training)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: dict[str, Tensor]) -> Tensor:
+        """Log-probabilities under the policy training started from, ``[rows, length]``."""
+        policy = self.policy if self.reference is None else self.reference
+        with self.policy.without_adapter():
+            return policy.logprobs(batch["ids"], batch["attention"], self.hparams.temperature)
+
+    def training_step(self, minibatch: list[dict[str, Tensor]], batch_idx: int) -> None:
+        if not minibatch:
+            return  # every group of the iteration was uniform
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        totals: dict[str, Tensor] = {}
+        strategy = self.trainer.strategy
+        for index, batch in enumerate(minibatch):
+            last = index == len(minibatch) - 1
+            with nullcontext() if last or self.trainer.world_size == 1 else strategy.block_backward_sync():  # type: ignore[attr-defined]
+                loss, sums = self.objective(batch)
+                self.manual_backward(loss * self.trainer.world_size)  # ranks are averaged, shares are to be summed
+            for name, value in {"loss": loss.detach() * batch["minibatch_tokens"], **sums}.items():
+                totals[name] = totals.get(name, 0) + value
+        if self.hparams.gradient_clip:
+            self.clip_gradients(optimizer, self.hparams.gradient_clip, "norm")
+        optimizer.step()
+        tokens = minibatch[0]["minibatch_tokens"] / self.trainer.world_size
+        self.log_dict(
+            {f"train/{name}": value / tokens for name, value in totals.items()},
+            on_step=False,
+            on_epoch=True,
+            batch_size=1,
+            sync_dist=True,
+        )
+
+    # -- evaluation -------------------------------------------------------------------------------------------------------
+
+    def validation_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+        return self.evaluate(tasks, batch_idx)
+
+    def test_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+        return self.evaluate(tasks, batch_idx)
+
+    def evaluate(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+        """Play the tasks without any behaviour and keep the scores."""
+        samples = self.hparams.eval_samples
+        generator = torch.Generator(self.device).manual_seed(1 + batch_idx)
+        jobs = [Job(task, group) for group, task in enumerate(tasks) for _ in range(samples)]
+        trajectories = self.play(jobs, self.hparams.eval_temperature, generator) if jobs else []
+        for name, values in evaluation_scores(trajectories, samples).items():
+            metric = self.scores.setdefault(name, MeanMetric().to(self.device))
+            metric.update(torch.tensor(values, device=self.device))
+        return trajectories
+
+    def on_validation_epoch_end(self) -> None:
+        self._report("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._report("test")
+
+    def _report(self, stage: str) -> None:
+        self.log_dict({f"{stage}/{name}": metric.compute() for name, metric in self.scores.items()})
+        self.scores = {}
+
+
+def evaluation_scores(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[float]]:
+    """Lists whose means are the scores. A trajectory whose world failed counts in ``dropped`` only."""
+    scored = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+    scores: dict[str, list[float]] = {
+        "success": [float(trajectory.success) for trajectory in scored],
+        "reward": [float(trajectory.reward or 0.0) for trajectory in scored],
+        "turns": [float(len(trajectory.turns)) for trajectory in scored],
+        "tokens": [float(trajectory.written) for trajectory in scored],
+        "dropped": [float(trajectory.reward is None) for trajectory in trajectories],
+    }
+    if samples > 1:
+        solved: dict[int, bool] = defaultdict(bool)
+        for trajectory in scored:
+            solved[trajectory.job.group] |= trajectory.success
+        scores[f"pass@{samples}"] = [float(value) for value in solved.values()]
+    return scores

@@ -1,0 +1,1 @@
+"""Imitation learning: warm starts and the supervised baseline."""

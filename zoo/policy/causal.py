@@ -1,0 +1,71 @@
+"""A causal language model seen as a policy over tokens."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+
+class CausalPolicy(nn.Module):
+    """A transformers causal language model together with the tokenizer it was trained with.
+
+    Args:
+        model: any ``AutoModelForCausalLM`` architecture, plain or wrapped by peft.
+        tokenizer: its tokenizer; ids are taken from it once and never re-encoded afterwards.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def uses_adapter(self) -> bool:
+        return hasattr(self.model, "disable_adapter")
+
+    @property
+    def word_level(self) -> bool:
+        """Whether one token is one word, so that the vocabulary is the whole tokenizer."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return type(getattr(backend, "model", None)).__name__ == "WordLevel"
+
+    def without_adapter(self) -> AbstractContextManager[Any]:
+        """The policy before training, where training touches only a LoRA adapter."""
+        return self.model.disable_adapter() if self.uses_adapter else nullcontext()
+
+    def logprobs(self, ids: Tensor, attention: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probability of every token given the tokens before it.
+
+        Args:
+            ids: ``[rows, length]`` token ids, padded on the right.
+            attention: ``[rows, length]`` true on real tokens.
+            temperature: the sampling temperature; the same scaling must be used here and in the sampler, or the first
+                importance ratio is not 1.
+
+        Returns:
+            ``[rows, length]`` in fp32 (fp64 for fp64 models); column 0, which nothing precedes, is 0.
+        """
+        logits = self.model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits[:, :-1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        chosen = logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
+        return nn.functional.pad(chosen, (1, 0))
+
+    def architecture(self) -> dict[str, Any]:
+        """The transformers config as plain data, enough to build the same network again."""
+        if self.uses_adapter:
+            raise ValueError("a LoRA policy has no architecture of its own: call merge_adapter() before saving it.")
+        return {key: value for key, value in self.model.config.to_diff_dict().items() if key != "transformers_version"}
+
+    def merge_adapter(self) -> None:
+        """Fold a LoRA adapter into the weights it adapts, so that the policy is an ordinary model again."""
+        if self.uses_adapter:
+            self.model = self.model.merge_and_unload()

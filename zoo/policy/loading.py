@@ -1,0 +1,133 @@
+"""Where a policy's weights come from: the zoo, a folder, a hub id, a GGUF file, or nowhere (random)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from zoo import hub
+from zoo.cards import Card, CardError, UnknownCheckpointError, find_card, list_names
+from zoo.policy.causal import CausalPolicy
+from zoo.policy.words import tokenizer_words, word_tokenizer
+
+_GGUF_HELP = "use 'folder/file.gguf', or 'pkg:package/file.gguf' for a file inside an installed Python package"
+
+
+def load_policy(weights: str, lora: dict[str, Any] | None = None) -> CausalPolicy:
+    """Build a policy from pretrained weights.
+
+    Args:
+        weights: a zoo name (``base.clue_lock``), a folder written by ``save_pretrained`` of the zoo or of transformers,
+            a Hugging Face id, or a GGUF file (``path/to/x.gguf``, ``pkg:package/x.gguf``).
+        lora: arguments of ``peft.LoraConfig``; only the adapter is trained then.
+
+    Raises:
+        FileNotFoundError: a GGUF path or package that is not there.
+        WeightsError: a zoo checkpoint that fails verification (see :mod:`zoo.hub`).
+        UnknownCheckpointError: neither a zoo name nor something transformers can find.
+    """
+    if weights.endswith(".gguf"):
+        policy = _from_gguf(_gguf_path(weights))
+    elif find_card(weights) is not None:
+        card, tensors = hub.load_tensors(weights)
+        policy = policy_from_card(card, weights)
+        hub.load_strict(policy.model, tensors, weights)
+    else:
+        policy = _from_transformers(weights)
+    return with_lora(policy, lora)
+
+
+def word_policy(architecture: dict[str, Any], words: Sequence[str]) -> CausalPolicy:
+    """A randomly initialised network over a word vocabulary.
+
+    Args:
+        architecture: a transformers config as plain data; ``model_type`` says which.
+        words: the vocabulary; its size overrides ``vocab_size``.
+    """
+    tokenizer = word_tokenizer(words)
+    settings = {**architecture, "vocab_size": len(tokenizer)}
+    settings |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model_type = settings.pop("model_type", None)
+    if model_type is None:
+        raise ValueError("architecture needs the key 'model_type', for example {model_type: llama, hidden_size: 128}")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
+    return CausalPolicy(model, tokenizer)
+
+
+def policy_from_card(card: Card, source: str) -> CausalPolicy:
+    """The network a zoo card describes, randomly initialised.
+
+    Raises:
+        CardError: a kind of tokenizer this version does not know.
+    """
+    kind = card.tokenizer.get("kind")
+    if kind == "words":
+        return word_policy(card.architecture, card.tokenizer["words"])
+    if kind != "files":
+        raise CardError(f"{card.name}: unknown tokenizer kind {kind!r}: upgrade agentic-zoo")
+    settings = dict(card.architecture)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return CausalPolicy(model, AutoTokenizer.from_pretrained(source))
+
+
+def tokenizer_card(policy: CausalPolicy) -> dict[str, Any]:
+    """What a card says of the policy's tokenizer: its words, or that its files lie beside the card."""
+    return {"kind": "words", "words": tokenizer_words(policy.tokenizer)} if policy.word_level else {"kind": "files"}
+
+
+def with_lora(policy: CausalPolicy, lora: dict[str, Any] | None) -> CausalPolicy:
+    """Freeze the policy and put a LoRA adapter on it (``None`` leaves it as it is)."""
+    if lora is None:
+        return policy
+    from peft import LoraConfig, get_peft_model
+
+    policy.model = get_peft_model(policy.model, LoraConfig(task_type="CAUSAL_LM", **lora))
+    return policy
+
+
+def _from_transformers(weights: str) -> CausalPolicy:
+    nearest = difflib.get_close_matches(weights, list_names(), n=1, cutoff=0.7)
+    if nearest and "/" not in weights:  # plainly a misspelt zoo name: do not ask the hub
+        raise UnknownCheckpointError(f"weights {weights!r} are no zoo checkpoint: did you mean {nearest[0]}?")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32, use_safetensors=True)
+        return CausalPolicy(model, AutoTokenizer.from_pretrained(weights))
+    except OSError as error:
+        reason = str(error).split("\n")[0]
+        raise UnknownCheckpointError(
+            f"weights {weights!r} are no zoo checkpoint (see `zoo list`), no folder, and no Hugging Face id: {reason}"
+        ) from error
+
+
+def _gguf_path(weights: str) -> Path:
+    if not weights.startswith("pkg:"):
+        path = Path(weights)
+    else:
+        package, _, inner = weights.removeprefix("pkg:").partition("/")
+        spec = importlib.util.find_spec(package)  # finds the folder without running the package
+        if spec is None or not spec.submodule_search_locations:
+            raise FileNotFoundError(f"{weights}: the package {package!r} is not installed; {_GGUF_HELP}")
+        path = Path(spec.submodule_search_locations[0]) / inner
+    if not path.is_file():
+        raise FileNotFoundError(f"{weights}: there is no file {path}; {_GGUF_HELP}")
+    return path
+
+
+def _from_gguf(path: Path) -> CausalPolicy:
+    source: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    config = source.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    # A fresh model without the quantizer attached: the original refuses to be saved.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(source.state_dict(), strict=True)
+    return CausalPolicy(model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))

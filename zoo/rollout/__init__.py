@@ -1,0 +1,1 @@
+"""From tasks to trajectories: generation, agent loop, protocols, context managers."""

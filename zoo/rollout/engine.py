@@ -1,0 +1,182 @@
+"""Batched generation whose KV cache outlives a turn.
+
+A row of the engine is one running episode. Its cache holds every token it has read and written, so a new turn costs only
+its new tokens. Rows of different length share one rectangular cache; the unused cells ("holes") are masked, and positions
+are counted per row, so a row's numbers do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from zoo.policy.causal import CausalPolicy
+
+
+@dataclass
+class Reply:
+    """Tokens sampled for one row: the ids as sampled, their log-probabilities, and whether a stop sequence ended them."""
+
+    ids: list[int]
+    logprobs: list[float]
+    stopped: bool
+
+
+class Engine:
+    """Samples from a policy for many episodes at once.
+
+    Args:
+        policy: the causal language model.
+        temperature: 0 decodes greedily (log-probabilities are then those at temperature 1).
+        generator: the source of all randomness; global random state is neither read nor changed.
+    """
+
+    def __init__(self, policy: CausalPolicy, temperature: float, generator: torch.Generator | None = None) -> None:
+        if temperature > 0 and generator is None:
+            raise ValueError("sampling at a temperature above 0 needs a torch.Generator of its own")
+        self.policy, self.temperature, self.generator = policy, temperature, generator
+        self.device = policy.device
+        self.cache: DynamicCache | None = None
+        self.attention = torch.zeros(0, 0, dtype=torch.bool, device=self.device)  # [rows, cells] false on holes
+        self.lengths = torch.zeros(0, dtype=torch.long, device=self.device)  # [rows] real tokens in the cache
+        self.logits = torch.zeros(0, 0, device=self.device)  # [rows, vocabulary] after the last token fed
+
+    def admit(self, prompts: Sequence[list[int]]) -> None:
+        """Start one row per prompt, behind the rows that are running. Equal prompts are computed once.
+
+        Raises:
+            ValueError: an empty prompt.
+        """
+        if any(not prompt for prompt in prompts):
+            raise ValueError("a prompt must hold at least one token")
+        unique: dict[tuple[int, ...], int] = {}
+        owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
+        fresh = Engine(self.policy, self.temperature, self.generator)
+        fresh.attention = torch.zeros(len(unique), 0, dtype=torch.bool, device=self.device)
+        fresh.lengths = torch.zeros(len(unique), dtype=torch.long, device=self.device)
+        fresh.cache = DynamicCache(config=self.policy.model.config)
+        fresh.feed([list(prompt) for prompt in unique])
+        fresh.keep(owner)
+        self._join(fresh)
+
+    def feed(self, tokens: Sequence[list[int]]) -> None:
+        """Append tokens to every row; an empty list leaves the row as it is."""
+        width = max(len(row) for row in tokens)
+        if width == 0:
+            return
+        # Padded on the left, so that the last column holds every row's last token and one column of logits is enough.
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in tokens], device=self.device)
+        real = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in tokens], device=self.device)
+        self._forward(ids, real)
+
+    def generate(self, max_new_tokens: Sequence[int], stop: Sequence[Sequence[int]]) -> list[Reply]:
+        """Sample a reply for every row.
+
+        Args:
+            max_new_tokens: the cap of each row.
+            stop: token sequences that end a reply; they stay in it.
+
+        Returns:
+            One reply per row. The last token of a reply is not in the cache yet: it belongs to what :meth:`feed` gets next,
+            so an episode that ends here costs no further forward pass.
+        """
+        caps = torch.tensor(list(max_new_tokens), device=self.device)
+        endings = [torch.tensor(list(ending), device=self.device) for ending in stop]
+        stopped = caps < 0  # all false
+        sampled: list[Tensor] = []
+        scores: list[Tensor] = []
+        lengths = torch.zeros_like(caps)
+        while True:
+            running = ~stopped & (lengths < caps)
+            if not bool(running.any()):
+                break
+            if sampled:
+                self._forward(sampled[-1][:, None], running[:, None])
+            token, logprob = self._sample(running)
+            sampled.append(token)
+            scores.append(logprob)
+            lengths += running
+            stopped |= running & self._ended(sampled, lengths, endings)
+        if not sampled:
+            return [Reply([], [], False) for _ in max_new_tokens]
+        ids, logprobs = torch.stack(sampled, 1).tolist(), torch.stack(scores, 1).tolist()
+        return [
+            Reply(row[:length], score[:length], ended)
+            for row, score, length, ended in zip(ids, logprobs, lengths.tolist(), stopped.tolist(), strict=True)
+        ]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order (a row may be named more than once); the others leave the batch."""
+        if list(rows) == list(range(len(self.lengths))):
+            return
+        index = torch.tensor(list(rows), dtype=torch.long, device=self.device)
+        self.attention, self.lengths, self.logits = self.attention[index], self.lengths[index], self.logits[index]
+        if self.cache is not None:
+            self.cache.batch_select_indices(index)
+
+    def _sample(self, running: Tensor) -> tuple[Tensor, Tensor]:
+        """One token per row and its log-probability; rows that are done get token 0."""
+        scaled = self.logits if self.temperature == 0 else self.logits / self.temperature
+        if self.temperature == 0:
+            token = scaled.argmax(-1)
+        else:
+            token = torch.multinomial(scaled.softmax(-1), 1, generator=self.generator).squeeze(-1)
+        logprob = scaled.gather(-1, token[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+        return token * running, logprob * running
+
+    def _ended(self, sampled: list[Tensor], lengths: Tensor, endings: list[Tensor]) -> Tensor:
+        ended = torch.zeros_like(lengths, dtype=torch.bool)
+        for ending in endings:
+            if len(sampled) >= len(ending):
+                recent = torch.stack(sampled[-len(ending) :], 1)
+                ended |= (recent == ending).all(1) & (lengths >= len(ending))
+        return ended
+
+    def _forward(self, ids: Tensor, real: Tensor) -> None:
+        """Feed ``ids`` [rows, width] where ``real``; rows with no real token in it keep their logits."""
+        positions = (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
+        self.attention = torch.cat([self.attention, real], 1)
+        output = self.policy.model(
+            input_ids=ids,
+            attention_mask=self.attention.long(),
+            position_ids=positions,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits = output.logits[:, -1].to(torch.promote_types(output.logits.dtype, torch.float32))
+        keep_old = ~real[:, -1]
+        self.logits = torch.where(keep_old[:, None], self.logits, logits) if self.logits.numel() else logits
+        self.lengths = self.lengths + real.sum(1)
+
+    def _join(self, other: Engine) -> None:
+        """Append the rows of another engine, the shorter cache padded with holes on the left."""
+        if self.cache is None or len(self.lengths) == 0:
+            self.cache, self.attention, self.lengths, self.logits = (
+                other.cache,
+                other.attention,
+                other.lengths,
+                other.logits,
+            )
+            return
+        width = max(self.attention.shape[1], other.attention.shape[1])
+        self.attention = torch.cat([_pad_left(part.attention, width, 1) for part in (self, other)])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.logits = torch.cat([self.logits, other.logits])
+        assert other.cache is not None
+        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            mine.keys = torch.cat([_pad_left(layer.keys, width, 2) for layer in (mine, theirs)])
+            mine.values = torch.cat([_pad_left(layer.values, width, 2) for layer in (mine, theirs)])
+
+
+def _pad_left(tensor: Tensor, width: int, dim: int) -> Tensor:
+    missing = width - tensor.shape[dim]
+    if missing == 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    return torch.cat([tensor.new_zeros(shape), tensor], dim)

@@ -1,0 +1,216 @@
+"""How an environment's text becomes tokens, and how a reply becomes an action.
+
+A protocol renders each piece once, at the moment the policy is shown it. What was rendered or sampled is never encoded again,
+so a chat template that would rewrite earlier turns cannot make training see other tokens than the sampler did.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from zoo.policy.words import END
+
+Info = dict[str, Any]
+
+
+class Protocol(ABC):
+    """Text in, tokens out, and back.
+
+    Args:
+        max_new_tokens: cap of one reply; a reply that hits it ends the episode as ``generation_cut``.
+    """
+
+    correction = "this was not an action"
+
+    def __init__(self, max_new_tokens: int) -> None:
+        if max_new_tokens < 1:
+            raise ValueError(f"protocol.max_new_tokens must be at least 1, not {max_new_tokens}")
+        self.max_new_tokens = max_new_tokens
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words a word-level vocabulary needs besides those of the environment."""
+        return ()
+
+    @abstractmethod
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
+        """Ids of the first message: the first observation, then the method's ``notes`` (guidance, skills ...)."""
+
+    @abstractmethod
+    def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        """Ids that follow a reply: the next observation up to where the next reply begins."""
+
+    @abstractmethod
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        """Ids of a demonstrated reply that performs the action ``text``, end of turn included."""
+
+    @abstractmethod
+    def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """Token sequences that end a reply."""
+
+    @abstractmethod
+    def parse(self, reply: str, info: Info) -> str | None:
+        """The action in a reply's text, or ``None`` where there is none."""
+
+    @abstractmethod
+    def guidance(self, actions: Sequence[str]) -> str:
+        """A numbered list of suggested next actions, as text for ``notes`` (ActGuide-RL's plan-style reference)."""
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+class WordProtocol(Protocol):
+    """For word-level policies: observations and actions as they are, every reply closed by ``<end>``."""
+
+    def __init__(self, max_new_tokens: int = 8) -> None:
+        super().__init__(max_new_tokens)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return ("hint", *(str(number) for number in range(1, 33)), *self.correction.split())
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
+        # Notes stand before the observation: the last token before a reply is then the same kind of token at every turn.
+        return _ids(tokenizer, f"{notes} {observation}")
+
+    def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        return _ids(tokenizer, text)
+
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        return _ids(tokenizer, f"{text} {END}")
+
+    def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        return [_ids(tokenizer, END)]
+
+    def parse(self, reply: str, info: Info) -> str | None:
+        return reply.replace(END, "").strip() or None
+
+    def guidance(self, actions: Sequence[str]) -> str:
+        return " ".join(["hint", *(f"{number} {action}" for number, action in enumerate(actions, 1))])
+
+
+class ChoiceProtocol(WordProtocol):
+    """The admissible actions are listed and the reply is one token, the label of one of them.
+
+    Args:
+        labels: how many labels there are; a world that offers more actions than that is an error, never a shorter list.
+    """
+
+    def __init__(self, labels: int = 30) -> None:
+        super().__init__(max_new_tokens=1)
+        self.labels = tuple(f"[{number}]" for number in range(1, labels + 1))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*super().words, *self.labels)
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
+        return super().prompt(tokenizer, self._listed(observation, info), info, notes)
+
+    def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        return super().observation(tokenizer, self._listed(text, info), info)
+
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        actions = info["admissible_actions"]
+        if text not in actions:
+            raise ValueError(f"the demonstrated action {text!r} is not among the admissible ones: {actions}")
+        return _ids(tokenizer, self.labels[actions.index(text)])
+
+    def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        return [_ids(tokenizer, label) for label in self.labels]
+
+    def parse(self, reply: str, info: Info) -> str | None:
+        chosen = reply.strip()
+        if chosen not in self.labels:
+            return None
+        index = self.labels.index(chosen)
+        return info["admissible_actions"][index] if index < len(info["admissible_actions"]) else None
+
+    def _listed(self, observation: str, info: Info) -> str:
+        actions = info.get("admissible_actions")
+        if actions is None:
+            raise ValueError("ChoiceProtocol needs an environment that reports info['admissible_actions']")
+        if len(actions) > len(self.labels):
+            raise ValueError(f"{len(actions)} admissible actions but {len(self.labels)} labels: raise protocol.labels")
+        return " ".join([observation, *(f"{label} {action}" for label, action in zip(self.labels, actions, strict=False))])
+
+
+class ChatProtocol(Protocol):
+    """For instruction-tuned models: the tokenizer's chat template, the action between ``<action>`` tags.
+
+    Args:
+        system: the system message; it must tell the model to end its reply with ``<action>...</action>``.
+        max_new_tokens: cap of one reply, reasoning included.
+        list_actions: append the admissible actions to each observation where the environment reports them.
+    """
+
+    correction = "No action was found. Reply with one action between <action> and </action>."
+    _mark = "ZOOREPLYMARK"
+
+    def __init__(
+        self,
+        system: str = "You act in a text world. Think first if you like, then give exactly one action: <action>...</action>",
+        max_new_tokens: int = 256,
+        list_actions: bool = True,
+    ) -> None:
+        super().__init__(max_new_tokens)
+        self.system, self.list_actions = system, list_actions
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
+        user = "\n\n".join(part for part in (self._listed(observation, info), notes) if part)
+        messages = [{"role": "system", "content": self.system}, {"role": "user", "content": user}]
+        return _ids(tokenizer, self._render(tokenizer, messages, True))
+
+    def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        # Only what the template puts between one reply and the next: earlier turns are never rendered again.
+        messages = [
+            {"role": "user", "content": "-"},
+            {"role": "assistant", "content": self._mark},
+            {"role": "user", "content": self._listed(text, info)},
+        ]
+        after = self._render(tokenizer, messages, True).split(self._mark)[-1]
+        end = self._end(tokenizer)
+        return _ids(tokenizer, after.removeprefix(end))
+
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+        return _ids(tokenizer, f"<action>{text}</action>{self._end(tokenizer)}")
+
+    def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        endings = [_ids(tokenizer, self._end(tokenizer))]
+        if tokenizer.eos_token_id is not None:
+            endings.append([int(tokenizer.eos_token_id)])
+        return endings
+
+    def parse(self, reply: str, info: Info) -> str | None:
+        found = re.findall(r"<action>(.*?)</action>", reply, flags=re.DOTALL)
+        return found[-1].strip() or None if found else None
+
+    def guidance(self, actions: Sequence[str]) -> str:
+        listed = "\n".join(f"{number}. {action}" for number, action in enumerate(actions, 1))
+        return f"A partial plan to follow; it may be incomplete, so further actions may be needed:\n{listed}"
+
+    def _listed(self, observation: str, info: Info) -> str:
+        actions = info.get("admissible_actions") if self.list_actions else None
+        return f"{observation}\nAdmissible actions: {', '.join(actions)}" if actions else observation
+
+    def _render(self, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], reply_next: bool) -> str:
+        if tokenizer.chat_template is None:
+            raise ValueError("ChatProtocol needs a tokenizer with a chat template; use WordProtocol or ChoiceProtocol")
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_next))
+
+    def _end(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """What the template writes right after a reply, up to the end-of-turn token (``<|im_end|>`` and the like)."""
+        messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": self._mark}]
+        after = self._render(tokenizer, messages, False).split(self._mark)[-1]
+        special = [token for token in tokenizer.all_special_tokens if token in after]
+        if not special:
+            raise ValueError("the chat template closes a reply with no special token, so a reply's end cannot be seen")
+        first = min(special, key=after.index)
+        return after[: after.index(first) + len(first)]
