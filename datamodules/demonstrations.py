@@ -16,7 +16,7 @@ class DemonstrationDataModule(RolloutDataModule):
     """Plays the known actions of training tasks and hands them out as rows; evaluation is by rollout, as everywhere.
 
     Args:
-        guided_share: share of demonstrations that show the first few of their actions as guidance in the prompt, so that a
+        guided_share: share of demonstrations that show some of their actions as guidance in the prompt, so that a
             policy learns to follow guidance.
         hint_noise: share of the shown actions that are replaced by random ones, so that it follows, but not blindly.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration has ``tasks_per_iteration`` demonstrations.
@@ -72,8 +72,9 @@ class DemonstrationDataModule(RolloutDataModule):
     def _notes(self, actions: list[str], info: dict[str, Any], rng: random.Random) -> str:
         if rng.random() >= self.guided_share:
             return ""
+        plan = list(enumerate(actions, 1))[: rng.randint(1, len(actions))]
+        rng.shuffle(plan)  # so that guidance is followed by its numbers, not by its place
         admissible = info.get("admissible_actions") or actions
-        shown = actions[: rng.randint(1, len(actions))]
         return self.protocol.guidance(
-            [rng.choice(admissible) if rng.random() < self.hint_noise else action for action in shown]
+            [(number, rng.choice(admissible) if rng.random() < self.hint_noise else action) for number, action in plan]
         )

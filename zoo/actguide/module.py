@@ -70,7 +70,7 @@ class ACTGuidePolicy(AgentModule):
 
     def notes(self, job: Job) -> str:
         actions = job.behaviour.get("guidance")
-        return self.trainer.datamodule.protocol.guidance(actions) if actions else ""  # type: ignore[attr-defined]
+        return self.trainer.datamodule.protocol.guidance(list(enumerate(actions, 1))) if actions else ""  # type: ignore[attr-defined]
 
     def failed(self, group: Group) -> bool:
         """Whether no rollout was rewarded above the threshold; a group without any known reward has not failed."""

@@ -58,8 +58,8 @@ class Protocol(ABC):
         """The action in a reply's text, or ``None`` where there is none."""
 
     @abstractmethod
-    def guidance(self, actions: Sequence[str]) -> str:
-        """A numbered list of suggested next actions, as text for ``notes`` (ActGuide-RL's plan-style reference)."""
+    def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
+        """Suggested actions with their turns, as text for ``notes`` (ActGuide-RL's plan-style reference)."""
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -92,8 +92,8 @@ class WordProtocol(Protocol):
     def parse(self, reply: str, info: Info) -> str | None:
         return reply.replace(END, "").strip() or None
 
-    def guidance(self, actions: Sequence[str]) -> str:
-        return " ".join(["hint", *(f"{number} {action}" for number, action in enumerate(actions, 1))])
+    def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
+        return " ".join(["hint", *(f"{number} {action}" for number, action in plan)])
 
 
 class ChoiceProtocol(WordProtocol):
@@ -192,8 +192,8 @@ class ChatProtocol(Protocol):
         found = re.findall(r"<action>(.*?)</action>", reply, flags=re.DOTALL)
         return found[-1].strip() or None if found else None
 
-    def guidance(self, actions: Sequence[str]) -> str:
-        listed = "\n".join(f"{number}. {action}" for number, action in enumerate(actions, 1))
+    def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
+        listed = "\n".join(f"{number}. {action}" for number, action in plan)
         return f"A partial plan to follow; it may be incomplete, so further actions may be needed:\n{listed}"
 
     def _listed(self, observation: str, info: Info) -> str:
