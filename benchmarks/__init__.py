@@ -1,0 +1,1 @@
+"""What the zoo is measured by; no part of the installed package."""

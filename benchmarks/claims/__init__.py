@@ -1,0 +1,1 @@
+"""The papers' claims: every arm of every method on equal terms, with seeds, intervals and checks."""

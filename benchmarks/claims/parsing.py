@@ -1,0 +1,230 @@
+"""Reads a claims file; every error names the file and the key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from benchmarks.claims.spec import (
+    FOLDER,
+    REFERENCE,
+    Above,
+    Arm,
+    Bound,
+    Check,
+    Claims,
+    Condition,
+    Overrides,
+    Setting,
+    Slower,
+    SpecError,
+    Stage,
+)
+
+MAX_SEEDS = 20  # the sign-flip test enumerates 2 ** seeds assignments
+_NAME = re.compile(r"\w[\w.-]*")
+_OWNED = ("seed_everything", "trainer.default_root_dir")
+_REQUIRED = object()
+
+
+class _Keys:
+    """A mapping of the file and where it stands there; what is not asked for is an error."""
+
+    def __init__(self, value: object, source: str, place: str = "") -> None:
+        self.source, self.place = source, place
+        if not isinstance(value, dict):
+            raise SpecError(f"{source}: {place or 'the file'} must be a mapping, not {type(value).__name__}")
+        self.values: dict[str, Any] = {str(key): item for key, item in value.items()}
+        self._known: set[str] = set()
+
+    def fail(self, key: str, message: str) -> SpecError:
+        return SpecError(f"{self.source}: {self.path(key)}: {message}")
+
+    def path(self, key: str) -> str:
+        return f"{self.place}.{key}" if self.place else key
+
+    def take(self, key: str, *kinds: type, default: Any = _REQUIRED) -> Any:
+        self._known.add(key)
+        if key not in self.values:
+            if default is _REQUIRED:
+                raise self.fail(key, "is missing")
+            return default
+        value = self.values[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.fail(key, f"must be {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}")
+        return value
+
+    def count(self, key: str, default: Any, most: int | None = None) -> Any:
+        value = self.take(key, int, default=default)
+        if value is not None and (value < 1 or (most is not None and value > most)):
+            raise self.fail(key, f"must be at least 1{f' and at most {most}' if most else ''}, not {value}")
+        return value
+
+    def names(self, key: str, known: dict[str, Any] | None = None, default: Any = ()) -> tuple[str, ...]:
+        """A list of strings without repetition, each in ``known`` if that is given."""
+        listed = [str(name) for name in self.take(key, list, default=list(default))]
+        for name in listed:
+            if known is not None and name not in known:
+                raise self.fail(key, f"no arm {name!r}{_nearest(name, known)}")
+        if len(set(listed)) != len(listed):
+            raise self.fail(key, "names something twice")
+        return tuple(listed)
+
+    def section(self, key: str, default: Any = _REQUIRED) -> dict[str, _Keys]:
+        """A mapping of names to mappings; names become folders."""
+        found = self.take(key, dict, default=default)
+        for name in found:
+            if not _NAME.fullmatch(str(name)):
+                raise self.fail(key, f"{name!r} must consist of letters, digits, '_', '-' and '.'")
+        return {str(name): _Keys(item, self.source, f"{self.path(key)}.{name}") for name, item in found.items()}
+
+    def overrides(self, key: str, *owned: str) -> Overrides:
+        found: Overrides = self.take(key, dict, default={})
+        for name in found:
+            if name in (*_OWNED, *owned):
+                raise self.fail(key, f"{name} is set by the runner")
+        return found
+
+    def config(self, root: Path) -> str:
+        path: str = self.take("config", str)
+        if not (root / path).is_file():
+            raise self.fail("config", f"there is no file {path}")
+        return path
+
+    def done(self) -> None:
+        for key in self.values:
+            if key not in self._known:
+                raise self.fail(key, f"is no key here{_nearest(key, self._known)}")
+
+
+def load(name: str, root: Path) -> Claims:
+    """Read and validate ``benchmarks/claims/NAME.yaml`` of the repository at ``root``.
+
+    Raises:
+        SpecError: no such file, or one that does not make sense.
+    """
+    source = FOLDER / f"{name}.yaml"
+    if not (root / source).is_file():
+        have = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+        raise SpecError(f"there is no {source}; there are {', '.join(have) or 'none'}")
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(root / source))
+    except YAMLError as error:
+        raise SpecError(f"{source}: {' '.join(str(error).split())}") from error
+    keys = _Keys(content, str(source))
+    arms = {arm: _arm(arm, item, root) for arm, item in keys.section("arms").items()}
+    settings = {setting: _setting(setting, item, arms, root) for setting, item in keys.section("settings").items()}
+    extra = keys.names("extra_curves")
+    listed = [*(setting.curve for setting in settings.values()), *keys.names("curves"), *extra]
+    checks = [
+        _check(_Keys(item, str(source), f"checks[{index}]"), settings)
+        for index, item in enumerate(keys.take("checks", list, default=[]))
+    ]
+    title, readme = keys.take("title", str, default=name), keys.take("readme", str, default=None)
+    if readme is not None and not (root / readme).is_file():
+        raise keys.fail("readme", f"there is no file {readme}")
+    keys.done()
+    return Claims(name, title, readme, tuple(dict.fromkeys(listed)), extra, settings, arms, tuple(checks))
+
+
+def _arm(name: str, keys: _Keys, root: Path) -> Arm:
+    stages: list[Stage] = []
+    for stage, item in keys.section("stages", default={}).items():
+        overrides = item.overrides("overrides")
+        _check_references(item, overrides, {earlier.name for earlier in stages})
+        stages.append(Stage(stage, item.config(root), overrides))
+        item.done()
+    overrides = keys.overrides("overrides")
+    _check_references(keys, overrides, {stage.name for stage in stages})
+    arm = Arm(name, keys.take("description", str, default=""), overrides, tuple(stages))
+    keys.done()
+    return arm
+
+
+def _setting(name: str, keys: _Keys, arms: dict[str, Arm], root: Path) -> Setting:
+    core, secondary = keys.names("core", arms), keys.names("secondary", arms)
+    budget = keys.count("budget_episodes", None)
+    seeds = keys.count("seeds", 5, MAX_SEEDS)
+    owned = () if budget is None else ("data.episode_budget",)
+    setting = Setting(
+        name,
+        keys.take("title", str, default=""),
+        keys.config(root),
+        keys.overrides("overrides", *owned),
+        keys.overrides("test_overrides", "model.weights"),
+        budget,
+        keys.take("metric", str, default="test/success"),
+        keys.take("reference", str),
+        core,
+        secondary,
+        seeds,
+        keys.count("secondary_seeds", seeds, MAX_SEEDS),
+    )
+    if "/" not in setting.metric:
+        raise keys.fail("metric", f"must be split/name such as test/success, not {setting.metric!r}")
+    if setting.reference not in core:
+        raise keys.fail("reference", f"{setting.reference!r} must be one of the core arms")
+    if both := set(core) & set(secondary):
+        raise keys.fail("secondary", f"{', '.join(sorted(both))} are core arms already")
+    keys.done()
+    return setting
+
+
+def _check_references(keys: _Keys, overrides: Overrides, stages: set[str]) -> None:
+    for key, value in overrides.items():
+        for name in REFERENCE.findall(value) if isinstance(value, str) else ():
+            if name not in stages:
+                raise keys.fail(f"overrides.{key}", f"there is no earlier stage {name!r}")
+
+
+def _check(keys: _Keys, settings: dict[str, Setting]) -> Check:
+    name = keys.take("setting", str)
+    if name not in settings:
+        raise keys.fail("setting", f"no setting {name!r}{_nearest(name, settings)}")
+    claim = keys.take("claim", str, default="")
+    options = keys.take("any", list, default=None)
+    if options is None:
+        conditions = [_condition(keys, settings[name])]
+    else:
+        if not options:
+            raise keys.fail("any", "needs at least one condition")
+        parts = [_Keys(item, keys.source, f"{keys.place}.any[{index}]") for index, item in enumerate(options)]
+        conditions = [_condition(part, settings[name]) for part in parts]
+        for part in parts:
+            part.done()
+    keys.done()
+    return Check(name, claim, tuple(conditions))
+
+
+def _condition(keys: _Keys, setting: Setting) -> Condition:
+    known = dict.fromkeys(setting.arms)
+
+    def arm(key: str) -> str:
+        name: str = keys.take(key, str)
+        if name not in known:
+            raise keys.fail(key, f"setting {setting.name} has no arm {name!r}{_nearest(name, known)}")
+        return name
+
+    if "op" in keys.values:
+        op = keys.take("op", str)
+        if op not in (">=", "<="):
+            raise keys.fail("op", f"must be '>=' or '<=', not {op!r}")
+        return Bound(arm("arm"), op, float(keys.take("value", int, float)))
+    if "above" in keys.values:
+        by = keys.take("by", int, float, str)
+        if isinstance(by, str) and by != "interval":
+            raise keys.fail("by", f"must be a number or 'interval', not {by!r}")
+        return Above(arm("arm"), arm("above"), None if by == "interval" else float(by))
+    if "slower_than" in keys.values:
+        return Slower(arm("arm"), arm("slower_than"), float(keys.take("factor", int, float)))
+    raise keys.fail("arm", "give 'op' and 'value', or 'above' and 'by', or 'slower_than' and 'factor', or 'any'")
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {close[0]}?" if close else f"; known are {', '.join(known) or 'none'}"

@@ -1,0 +1,139 @@
+"""What a claims file says: settings, arms and checks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+FOLDER = Path("benchmarks/claims")
+REFERENCE = re.compile(r"\{(\w[\w.-]*)\}")
+
+Overrides = dict[str, Any]
+
+
+class SpecError(ValueError):
+    """A claims file that cannot be run; the message names the file and the key."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An earlier ``zoo fit`` whose weights feed what comes after it."""
+
+    name: str
+    config: str
+    overrides: Overrides
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    description: str = ""
+    overrides: Overrides = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One table: arms that differ in nothing but their overrides."""
+
+    name: str
+    title: str
+    config: str
+    overrides: Overrides
+    test_overrides: Overrides
+    budget_episodes: int | None
+    metric: str
+    reference: str
+    core: tuple[str, ...]
+    secondary: tuple[str, ...]
+    seeds: int
+    secondary_seeds: int
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return self.core + self.secondary
+
+    @property
+    def curve(self) -> str:
+        """The metric's learning curve: ``test/success`` is followed as ``val/success``."""
+        return "val/" + self.metric.split("/", 1)[1]
+
+    def seeds_of(self, arm: str) -> int:
+        return self.seeds if arm in self.core else self.secondary_seeds
+
+    def fit_overrides(self, arm: Arm) -> Overrides:
+        budget = {} if self.budget_episodes is None else {"data.episode_budget": self.budget_episodes}
+        return {**budget, **self.overrides, **arm.overrides}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The mean of an arm is at least, or at most, a value."""
+
+    arm: str
+    op: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Above:
+    """An arm's mean exceeds another's by ``by``; for ``None`` the interval of the paired difference lies above 0."""
+
+    arm: str
+    other: str
+    by: float | None
+
+
+@dataclass(frozen=True)
+class Slower:
+    """An arm takes at least ``factor`` times the other's episodes to 50 % (medians; never is infinitely many)."""
+
+    arm: str
+    other: str
+    factor: float
+
+
+Condition = Bound | Above | Slower
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about one setting that holds if any of its conditions does."""
+
+    setting: str
+    claim: str
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Claims:
+    name: str
+    title: str
+    readme: str | None
+    curves: tuple[str, ...]
+    extra_curves: tuple[str, ...]
+    settings: dict[str, Setting]
+    arms: dict[str, Arm]
+    checks: tuple[Check, ...]
+
+    def fingerprint(self, setting: Setting, arm: Arm, root: Path) -> str:
+        """Eight hex digits of all that a run of this arm is made from, its seed and the code aside."""
+        fits = [(stage.config, stage.overrides) for stage in arm.stages]
+        fits.append((setting.config, setting.fit_overrides(arm)))
+        content = [[OmegaConf.to_container(OmegaConf.load(root / path)), overrides] for path, overrides in fits]
+        text = json.dumps([content, setting.test_overrides], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def resolve(overrides: Overrides, weights: dict[str, str]) -> Overrides:
+    """Put the weights of earlier stages where overrides refer to them as ``{stage}``."""
+    return {
+        key: REFERENCE.sub(lambda match: weights[match.group(1)], value) if isinstance(value, str) else value
+        for key, value in overrides.items()
+    }
