@@ -34,14 +34,13 @@ class GuidedSampler(OnlineSampler):
         helped = self._known_actions(module, jobs, groups)
         firsts = _firsts(jobs)
         facts["trigger_rate"] += [float(group in helped) for group in firsts]
-        if not helped:
-            return groups, facts
         searches = {group: module.search(actions) for group, actions in helped.items()}
         self._bisect(module, jobs, helped, searches, generator)
         facts["mean_k"] += [float(searches[group].strength) if group in searches else 0.0 for group in firsts]
         guided = [_guide(job, helped[job.group][: searches[job.group].strength]) for job in jobs if job.group in helped]
         final = {group[0].job.group: group for group in groups}
-        final |= {group[0].job.group: group for group in by_group(self.play(module, guided, generator))}
+        if guided:
+            final |= {group[0].job.group: group for group in by_group(self.play(module, guided, generator))}
         return [final[group] for group in firsts if group in final], facts
 
     def _known_actions(

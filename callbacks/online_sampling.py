@@ -58,7 +58,10 @@ class OnlineSampler(pl.Callback):
         self.episodes += int(played)
         self.generated_tokens += int(written)
         self._log(pl_module, facts, len(rows), written / (time.perf_counter() - started))
-        if data.episode_budget is not None and self.episodes >= data.episode_budget:
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        budget = _datamodule(trainer).episode_budget
+        if budget is not None and self.episodes >= budget:
             trainer.should_stop = True
 
     def collect(

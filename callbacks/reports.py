@@ -6,11 +6,14 @@ import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
 from zoo.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from zoo.agent import AgentModule
 
 
 class LearningCurves(pl.Callback):
@@ -26,16 +29,11 @@ class LearningCurves(pl.Callback):
         self, curves: tuple[str, ...] = ("val/success", "train/success", "train/trigger_rate", "train/mean_k")
     ) -> None:
         self.curves = tuple(curves)
-        self._validated = False
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._validated = not trainer.sanity_checking
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        if not self._validated:
-            values = {name: value for name, value in values.items() if not name.startswith("val/")}
-        self._validated = False
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AgentModule) -> None:  # type: ignore[override]
+        fresh = pl_module.logged & trainer.callback_metrics.keys()
+        values = {name: float(trainer.callback_metrics[name]) for name in sorted(fresh)}
+        pl_module.logged.clear()
         if trainer.is_global_zero:
             path = Path(trainer.default_root_dir) / "metrics.csv"
             earlier = [row for row in read_metrics(path) if int(row["epoch"]) < trainer.current_epoch]

@@ -19,6 +19,7 @@ from zoo.rollout.loop import World, play
 from zoo.rollout.trajectory import Job, Row, Task, Trajectory
 
 Facts = dict[str, list[float]]
+Measures = dict[str, tuple[Tensor, Tensor]]  # name -> sum, and the number of things summed
 Group = list[Trajectory]
 
 
@@ -79,6 +80,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.init_policy()
         self.scores: dict[str, MeanMetric] = {}
+        self.logged: set[str] = set()  # since the last reading; Lightning keeps showing values that are not logged any more
 
     # -- hooks of a method ------------------------------------------------------------------------------------------------
 
@@ -132,23 +134,31 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
             )
         return rows
 
-    def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a micro-batch as its share of the minibatch loss, and sums over its trained tokens worth logging."""
-        settings = self.hparams
+    def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
+        """Loss of a micro-batch as its share of the minibatch loss, and what is worth logging of it."""
+        settings, mask = self.hparams, batch["mask"]
         logprobs = self.policy.logprobs(batch["ids"], batch["attention"], settings.temperature)
-        mask = batch["mask"]
         shift = objectives.log_ratio(logprobs, self.old_logprobs(batch, logprobs), mask, settings.ratio)
         advantages = self.token_advantages(batch, logprobs)
         loss, clipped = objectives.clipped_surrogate(
             shift, advantages, settings.clip_low, settings.clip_high, settings.dual_clip
         )
-        sums = {"clipped": (clipped & mask).sum(), "ratio": (shift.detach().exp() * mask).sum()}
-        sums["entropy"] = -(batch["old_logprobs"] * mask).sum()  # of the behaviour policy, estimated on its own samples
+        measures = self.measures(batch, shift.detach(), clipped)
         if settings.kl_coef:
             kl = objectives.kl_estimate(logprobs, batch["reference_logprobs"], settings.kl_estimator)
             loss = loss + settings.kl_coef * kl
-            sums["kl"] = (kl.detach() * mask).sum()
-        return self.aggregate(loss, batch), sums
+            measures["kl"] = over(kl.detach(), mask)
+        share = self.aggregate(loss, batch)
+        return share, measures | {"loss": (share.detach(), mask.sum() / batch["minibatch_tokens"])}
+
+    def measures(self, batch: dict[str, Tensor], log_ratio: Tensor, clipped: Tensor) -> Measures:
+        """Numbers of a micro-batch worth logging."""
+        mask = batch["mask"]
+        return {
+            "ratio": over(log_ratio.exp(), mask),
+            "clipped": over(clipped, mask),
+            "entropy": over(-batch["old_logprobs"], mask),  # of the behaviour policy, estimated on its own samples
+        }
 
     def old_logprobs(self, batch: dict[str, Tensor], logprobs: Tensor) -> Tensor:
         """Denominator of the importance ratio, by default what the sampler recorded."""
@@ -215,21 +225,21 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         for index, batch in enumerate(minibatch):
             last = index == len(minibatch) - 1
             with nullcontext() if last or self.trainer.world_size == 1 else strategy.block_backward_sync():  # type: ignore[attr-defined]
-                loss, sums = self.objective(batch)
+                loss, measures = self.objective(batch)
                 self.manual_backward(loss * self.trainer.world_size)  # ranks are averaged, shares are to be summed
-            for name, value in {"loss": loss.detach() * batch["minibatch_tokens"], **sums}.items():
-                totals[name] = totals.get(name, 0) + value
+            for name, (total, count) in measures.items():
+                totals[name] = totals.get(name, 0) + torch.stack([total.double(), count.double()])
         if self.hparams.gradient_clip:
             self.clip_gradients(optimizer, self.hparams.gradient_clip, "norm")
         optimizer.step()
-        tokens = minibatch[0]["minibatch_tokens"] / self.trainer.world_size
-        self.log_dict(
-            {f"train/{name}": value / tokens for name, value in totals.items()},
-            on_step=False,
-            on_epoch=True,
-            batch_size=1,
-            sync_dist=True,
-        )
+        names = sorted(totals)
+        sums = strategy.reduce(torch.stack([totals[name] for name in names]), reduce_op="sum")
+        means = {f"train/{name}": float(total / count) for name, (total, count) in zip(names, sums, strict=True) if count}
+        self.log_dict(means, on_step=False, on_epoch=True, batch_size=1)
+
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        self.logged |= set(dictionary)
+        super().log_dict(dictionary, *args, **kwargs)
 
     # -- evaluation -------------------------------------------------------------------------------------------------------
 
@@ -259,6 +269,11 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def _report(self, stage: str) -> None:
         self.log_dict({f"{stage}/{name}": metric.compute() for name, metric in self.scores.items()})
         self.scores = {}
+
+
+def over(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the values where the mask is true, and how many those are."""
+    return (values * mask).sum(), mask.sum()
 
 
 def evaluation_scores(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[float]]:

@@ -75,8 +75,9 @@ class PretrainedMixin(_Base):
             self._set_policy(with_lora(word_policy(self.hparams.architecture, checkpoint["zoo_words"]), self.hparams.lora))
 
     @classmethod
-    def from_card(cls, source: str, pretrained: bool = True, **overrides: Any) -> Self:
+    def from_card(cls, source: str | Path, pretrained: bool = True, **overrides: Any) -> Self:
         """A module with the hyper-parameters of a card; ``pretrained=False`` draws new weights for the same network."""
+        source = str(source)
         card = read_card(source)
         module = cls(**{**card.hparams, "architecture": None, **overrides, "weights": source})
         if not pretrained:

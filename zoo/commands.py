@@ -49,7 +49,7 @@ class ZooCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"logger": False, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
+            trainer_defaults={"logger": False, "log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False},
             parser_class=ZooParser,
             parser_kwargs={"parser_mode": "omegaconf"},
             auto_configure_optimizers=False,

@@ -37,7 +37,8 @@ def draw(claims: Claims, records: Records) -> bool:
             _panel(axis, setting, metric, [row for row in rows if row["setting"] == setting.name], looks)
     shown = dict(pair[::-1] for axis in panels.flat for pair in zip(*axis.get_legend_handles_labels(), strict=True))
     if shown:
-        figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small")
+        order = [arm for arm in arms if arm in shown]
+        figure.legend([shown[arm] for arm in order], order, loc="outside right upper", fontsize="small")
     records.picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(records.picture, dpi=110)
     return True
@@ -51,7 +52,8 @@ def _panel(axis: Axes, setting: Setting, metric: str, rows: Sequence[Row], looks
             continue
         grid, values = on_one_grid(curves)
         core, (colour, style) = arm in setting.core, looks[arm]
-        axis.plot(grid, values.mean(axis=0), style, color=colour, linewidth=2.0 if core else 0.8, label=arm)
+        width = 2.0 if core else 0.8
+        axis.plot(grid, values.mean(axis=0), style, color=colour, linewidth=width, marker=".", markersize=3, label=arm)
         band = 0.18 if core else 0.06
         axis.fill_between(grid, values.min(axis=0), values.max(axis=0), color=colour, alpha=band, linewidth=0)
     axis.set(title=f"{setting.name}: {metric}", xlabel="episodes, probes included")

@@ -16,6 +16,7 @@ from benchmarks.claims.spec import Arm, Bound, Check, Claims, Condition, Setting
 from benchmarks.claims.stats import interval, paired, reached
 
 NONE = "-"
+_LEVEL = f"{100 * LEVEL:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def results_of(claims: Claims, setting: Setting, rows: Sequence[Row]) -> Results
 def table(setting: Setting, results: Results) -> str:
     """One setting as a markdown table, core arms first."""
     head = ["arm", "seeds", setting.metric, "95 %", f"minus {setting.reference}", "95 %", "p"]
-    head += ["episodes", "tokens", "CPU-s", f"episodes to {LEVEL:.0%}".replace("%", " %")]
+    head += ["episodes", "tokens", "CPU-s", f"episodes to {_LEVEL}"]
     lines = [_line(head), _line(["---", *["--:"] * (len(head) - 1)])]
     for arm in setting.arms:
         result, wanted = results.get(arm), setting.seeds_of(arm)
@@ -93,7 +94,7 @@ def _judge(condition: Condition, setting: Setting, results: Results) -> tuple[bo
         return holds, f"{text} (is {mean:.3f}, {_seeds(len(arm.values), setting, condition.arm)})"
     other = results.get(condition.other)
     if isinstance(condition, Slower):
-        text = f"{condition.arm} needs {condition.factor:g} times the episodes of {condition.other} to {LEVEL:.0%}"
+        text = f"{condition.arm} needs {condition.factor:g} times the episodes of {condition.other} to {_LEVEL}"
         if arm is None or other is None:
             return None, f"{text} (no runs)"
         mine, others = reached(arm.to_level), reached(other.to_level)

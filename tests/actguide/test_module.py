@@ -93,14 +93,16 @@ def test_unguided_rows_have_ratio_one_and_guided_ones_do_not_see_the_hint() -> N
     module, _ = prepared(data)
     hint = set(module.policy.tokenizer.encode("hint"))
     _, plain = guided_rows(module, data, [])
-    loss, sums = module.objective(plain)
-    assert float(sums["ratio"]) == pytest.approx(float(plain["minibatch_tokens"]), abs=1e-3)
-    assert int(sums["clipped"]) == 0
+    _, measures = module.objective(plain)
+    assert [float(value) for value in measures["ratio"]] == pytest.approx([float(plain["minibatch_tokens"])] * 2, abs=1e-3)
+    assert float(measures["clipped"][0]) == 0
+    assert "ratio_guided" not in measures
     trajectory, batch = guided_rows(module, data, ["a1", "a2"])
     assert not hint & set(batch["ids"][0].tolist())  # numerator and reference see the unguided prompt
     assert trajectory.turns[0].reply
-    _, sums = module.objective(batch)
-    assert float(sums["ratio"]) != pytest.approx(float(batch["minibatch_tokens"]), abs=1e-2)
+    _, measures = module.objective(batch)
+    assert float(measures["ratio_guided"][0]) != pytest.approx(float(batch["minibatch_tokens"]), abs=1e-2)
+    assert float(measures["clipped_unguided"][1]) == 0
 
 
 def test_numerator_and_reference_do_not_depend_on_the_hint_but_the_denominator_does() -> None:

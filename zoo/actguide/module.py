@@ -18,7 +18,7 @@ from zoo.actguide.guidance import (
     guided_denominator,
     luffy_weight,
 )
-from zoo.agent import AgentModule, Facts, Group
+from zoo.agent import AgentModule, Facts, Group, Measures, over
 from zoo.registry import register_model
 from zoo.rollout.trajectory import Job, Row, Task, Trajectory
 
@@ -116,3 +116,25 @@ class ACTGuidePolicy(AgentModule):
             return batch["advantages"]
         weight = luffy_weight(logprobs, batch["old_logprobs"], batch["guided"], self.hparams.luffy_gamma)
         return batch["advantages"] * weight
+
+    def measures(self, batch: dict[str, Tensor], log_ratio: Tensor, clipped: Tensor) -> Measures:
+        """Adds what tells how far guidance leads away: the ratio and clipping by branch, and the shift of whole replies.
+
+        ``shift`` is the mean over guided replies of ``L = sum_t log pi(z_t | x) - log pi(z_t | x, g)``, ``risk`` its variance
+        (the paper's off-policy risk R_k at the strengths in use).
+        """
+        mask, guided = batch["mask"], batch["guided"][:, None]
+        measures = super().measures(batch, log_ratio, clipped)
+        measures["clipped_guided"] = over(clipped, mask & guided)
+        measures["clipped_unguided"] = over(clipped, mask & ~guided)
+        ratios = log_ratio[mask & guided].exp()
+        count = ratios.new_tensor(len(ratios))
+        if len(ratios):
+            measures["ratio_guided"] = ratios.sum(), count
+            for percent, value in zip((10, 50, 90), ratios.quantile(ratios.new_tensor([0.1, 0.5, 0.9])), strict=True):
+                measures[f"ratio_guided_p{percent}"] = value * count, count
+            shifts = (log_ratio * mask).sum(1)[batch["guided"]]
+            replies = shifts.new_tensor(len(shifts))
+            measures["guidance_shift"] = shifts.sum(), replies
+            measures["guidance_risk"] = shifts.var(unbiased=False) * replies, replies
+        return measures

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from datamodules.demonstrations import DemonstrationDataModule
-from zoo.agent import AgentModule
+from zoo.agent import AgentModule, Measures, over
 from zoo.registry import register_model
 
 
@@ -27,6 +27,6 @@ class ImitationPolicy(AgentModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         return [DemonstrationSampler()]
 
-    def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
         logprobs = self.policy.logprobs(batch["ids"], batch["attention"])
-        return self.aggregate(-logprobs, batch), {}
+        return self.aggregate(-logprobs, batch), {"loss": over(-logprobs.detach(), batch["mask"])}
