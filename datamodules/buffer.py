@@ -42,7 +42,7 @@ class RolloutBuffer:
         self.position = 0
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Replace the rows by those of a new iteration.
+        """Replace the rows by those of a new iteration; rows without a trained token teach nothing and are left out.
 
         Raises:
             ValueError: a row longer than the token budget, or tensors of a row that differ in length.
@@ -54,7 +54,8 @@ class RolloutBuffer:
             odd = {name for name, value in row.items() if value.dim() and len(value) != length}  # type: ignore[attr-defined]
             if odd:
                 raise ValueError(f"row tensors {sorted(odd)} are not as long as its ids ({length})")
-        self.rows = list(rows)
+        # A prompt that filled the context leaves such a row; a trajectory of none but these would be divided by 0 tokens.
+        self.rows = [row for row in rows if bool(row["mask"].any())]
         self.fills += 1
         self.position = 0
 

@@ -139,7 +139,8 @@ class ChoiceProtocol(WordProtocol):
             raise ValueError("ChoiceProtocol needs an environment that reports info['admissible_actions']")
         if len(actions) > len(self.labels):
             raise ValueError(f"{len(actions)} admissible actions but {len(self.labels)} labels: raise protocol.labels")
-        return " ".join([observation, *(f"{label} {action}" for label, action in zip(self.labels, actions, strict=False))])
+        # A label stands behind its action, so that a causal model has read the action when it reads the label.
+        return " ".join([*(f"{action} {label}" for action, label in zip(actions, self.labels, strict=False)), observation])
 
 
 class ChatProtocol(Protocol):
