@@ -51,7 +51,9 @@ class GuidedSampler(OnlineSampler):
         if mode == "never":
             return {}
         if mode == "fallback":
-            known = {t[0].job.group: module.action_data(t[0].job.task, t[0].info) for t in groups if module.failed(list(t))}
+            known = {
+                t[0].job.group: module.action_data(t[0].job.task, t[0].info) for t in groups if module.failed(list(t))
+            }
         else:
             data = module.trainer.datamodule  # type: ignore[attr-defined]
             known = {g: module.action_data(job.task, data.task_info(job.task)) for g, job in _firsts(jobs).items()}

@@ -119,14 +119,12 @@ def check_can_learn(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         raise ConfigError("data.group_size=1: advantages compare episodes of a group, so take at least 2")
     if data.tasks_per_iteration < trainer.world_size:
         raise ConfigError(f"data.tasks_per_iteration={data.tasks_per_iteration} leaves ranks without work: raise it")
-    if trainer.accumulate_grad_batches != 1:
-        raise ConfigError("trainer.accumulate_grad_batches: a batch already is one optimiser step; set data.minibatches")
     if trainer.reload_dataloaders_every_n_epochs:
         raise ConfigError("trainer.reload_dataloaders_every_n_epochs: the buffer is refilled in place; leave it at 0")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError("the policy is frozen: no parameter requires a gradient")
     if module.hparams.get("temperature", 1.0) <= 0:
-        raise ConfigError("model.temperature=0: greedy episodes of a group are all equal, so take a temperature above 0")
+        raise ConfigError(
+            "model.temperature=0: greedy episodes of a group are all equal, so take a temperature above 0"
+        )
 
 
 def _datamodule(trainer: pl.Trainer) -> RolloutDataModule:

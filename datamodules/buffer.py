@@ -14,7 +14,9 @@ from zoo.rollout.trajectory import Row
 
 Batch = dict[str, Tensor]
 
-_WIDER_THAN_BUDGET = "a row of {length} tokens does not fit into micro_batch_tokens={budget}: raise data.micro_batch_tokens"
+_WIDER_THAN_BUDGET = (
+    "a row of {length} tokens does not fit into micro_batch_tokens={budget}: raise data.micro_batch_tokens"
+)
 
 
 class RolloutBuffer:
@@ -32,10 +34,19 @@ class RolloutBuffer:
     """
 
     def __init__(self, minibatches: int = 1, epochs: int = 1, micro_batch_tokens: int = 16384, seed: int = 0) -> None:
-        for name, value in {"minibatches": minibatches, "epochs": epochs, "micro_batch_tokens": micro_batch_tokens}.items():
+        for name, value in {
+            "minibatches": minibatches,
+            "epochs": epochs,
+            "micro_batch_tokens": micro_batch_tokens,
+        }.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, not {value}")
-        self.minibatches, self.epochs, self.micro_batch_tokens, self.seed = minibatches, epochs, micro_batch_tokens, seed
+        self.minibatches, self.epochs, self.micro_batch_tokens, self.seed = (
+            minibatches,
+            epochs,
+            micro_batch_tokens,
+            seed,
+        )
         self.rank, self.world_size = 0, 1
         self.rows: list[Row] = []
         self.fills = 0
@@ -47,6 +58,8 @@ class RolloutBuffer:
         Raises:
             ValueError: a row longer than the token budget, or tensors of a row that differ in length.
         """
+        # A prompt that filled the context leaves such a row; a trajectory of none but these would be divided by 0 tokens.
+        rows = [row for row in rows if bool(row["mask"].any())]
         for row in rows:
             length = len(row["ids"])
             if length > self.micro_batch_tokens:
@@ -54,8 +67,7 @@ class RolloutBuffer:
             odd = {name for name, value in row.items() if value.dim() and len(value) != length}  # type: ignore[attr-defined]
             if odd:
                 raise ValueError(f"row tensors {sorted(odd)} are not as long as its ids ({length})")
-        # A prompt that filled the context leaves such a row; a trajectory of none but these would be divided by 0 tokens.
-        self.rows = [row for row in rows if bool(row["mask"].any())]
+        self.rows = rows
         self.fills += 1
         self.position = 0
 

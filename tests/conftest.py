@@ -39,7 +39,7 @@ def data() -> RolloutDataModule:
     return small_data()
 
 
-def small_data(**changes: Any) -> RolloutDataModule:
+def small_data(kind: type[RolloutDataModule] = RolloutDataModule, **changes: Any) -> RolloutDataModule:
     settings: dict[str, Any] = {
         "environment_args": {"actions": 2, "steps": 2, "clues": 8},
         "tasks_per_iteration": 4,
@@ -49,7 +49,7 @@ def small_data(**changes: Any) -> RolloutDataModule:
         "test_tasks": 12,
         "seed": 0,
     }
-    return RolloutDataModule(**{**settings, **changes})
+    return kind(**{**settings, **changes})
 
 
 @pytest.fixture

@@ -129,7 +129,9 @@ def dealt(minibatch: Sequence[Batch]) -> list[tuple[int, tuple[int, ...]]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_row_is_dealt_once_per_epoch_within_the_budget_and_trajectories_stay_together(data: st.DataObject) -> None:
+def test_every_row_is_dealt_once_per_epoch_within_the_budget_and_trajectories_stay_together(
+    data: st.DataObject,
+) -> None:
     shapes = data.draw(st.lists(st.tuples(st.integers(2, 12), st.integers(0, 5)), min_size=1, max_size=12))
     rows = [row(length, 3 * trajectory, seed) for seed, (length, trajectory) in enumerate(shapes)]
     buffer = RolloutBuffer(

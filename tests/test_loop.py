@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules.buffer import collate
 from tests.conftest import ARCHITECTURE
 from zoo.agent import AgentModule
 from zoo.policy import CausalPolicy, word_policy
@@ -93,7 +94,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (Place(), {}, "answered", 2),
         (Place(), {"ended": "truncated"}, "truncated", 2),
-        (Place(), {"ended": "never"}, "max_turns", 8),
+        (Place(), {"steps": 9}, "max_turns", 8),
         (Place(max_turns=2), {"steps": 2}, "answered", 2),  # the last turn may still answer
         (Place(max_new_tokens=1), {}, "generation_cut", 1),
         (Place(max_tokens=5), {}, "context_full", 1),  # 2 + 2 + 2 observed > 5: the observation does not fit
@@ -106,7 +107,9 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Any:
         (Place(), {"fails": "reset"}, "environment_error", 0),
     ],
 )
-def test_every_cap_has_a_finish_reason(place: Place, options: dict[str, Any], finish: str, turns: int, says: Any) -> None:
+def test_every_cap_has_a_finish_reason(
+    place: Place, options: dict[str, Any], finish: str, turns: int, says: Any
+) -> None:
     says()
     trajectory, sound = walk(place, options, {"steps": 1})
     assert (trajectory.finish, len(trajectory.turns)) == (finish, turns)
@@ -156,14 +159,20 @@ def test_when_every_world_fails_the_fault_is_not_one_of_an_episode(fails: str, s
 def test_what_is_stored_is_what_was_seen_sampled_and_allowed(data: st.DataObject) -> None:
     """Over random protocols: lengths, masks, and log-probabilities that the trainer reproduces, so the ratio is 1."""
     place = Place(data.draw(st.integers(1, 6)), data.draw(st.integers(2, 40)), data.draw(st.integers(1, 5)))
-    shapes = st.fixed_dictionaries({"prompt": st.integers(0, 12), "words": st.integers(0, 8), "steps": st.integers(1, 4)})
+    shapes = st.fixed_dictionaries(
+        {"prompt": st.integers(0, 12), "words": st.integers(0, 8), "steps": st.integers(1, 4)}
+    )
     policy = tiny()
-    played = walk(place, *data.draw(st.lists(shapes, min_size=1, max_size=5)), seed=data.draw(st.integers(0, 99)), policy=policy)
+    played = walk(
+        place, *data.draw(st.lists(shapes, min_size=1, max_size=5)), seed=data.draw(st.integers(0, 99)), policy=policy
+    )
     for trajectory in played:
         (segment,) = trajectory.segments
         length = len(segment.ids)
         assert length == len(segment.mask) == len(segment.logprobs)
-        assert length <= place.context.max_tokens or not trajectory.turns  # a prompt may be too long, and then stays alone
+        assert (
+            length <= place.context.max_tokens or not trajectory.turns
+        )  # a prompt may be too long, and then stays alone
         assert trajectory.finish
         # The mask is true exactly on the replies, their end-of-turn token included: decoded, they are the turns' texts.
         decode = policy.tokenizer.decode
@@ -245,8 +254,6 @@ def test_group_statistics_are_over_trajectories(kind: str, expected: list[float]
 
 def test_only_the_mask_says_what_is_trained() -> None:
     """Whatever stands at the places of observations: no loss falls on them, and no gradient comes from predicting them."""
-    from datamodules.buffer import collate  # noqa: PLC0415
-
     module = agent(kl_coef=0.1)
     (row, _), _ = module.credit([[episode(1.0, turns=2), episode(0.0)]])
     shown = ~row["mask"]

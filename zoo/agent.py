@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 from callbacks.online_sampling import OnlineSampler
 from zoo import objectives
 from zoo.checkpoints import PretrainedMixin
+from zoo.errors import ConfigError
 from zoo.rollout.loop import World, play
 from zoo.rollout.trajectory import Job, Row, Task, Trajectory
 
@@ -80,7 +81,9 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.init_policy()
         self.scores: dict[str, MeanMetric] = {}
-        self.logged: set[str] = set()  # since the last reading; Lightning keeps showing values that are not logged any more
+        self.logged: set[str] = (
+            set()
+        )  # since the last reading; Lightning keeps showing values that are not logged any more
 
     # -- hooks of a method ------------------------------------------------------------------------------------------------
 
@@ -194,7 +197,17 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ConfigError("the policy is frozen: no parameter requires a gradient")
         return torch.optim.AdamW(trained, lr=self.hparams.learning_rate, weight_decay=self.hparams.weight_decay)
+
+    def on_train_start(self) -> None:
+        # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had started
+        # already: no hook would be called, nothing sampled, and an iteration would be lost.
+        loop = self.trainer.fit_loop
+        batches = loop.epoch_loop
+        if loop.restarted_mid_epoch and batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch:
+            loop.reset_restart_stage()
 
     def play(
         self, jobs: Sequence[Job], temperature: float, generator: torch.Generator | None, world: World | None = None
@@ -234,7 +247,9 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         optimizer.step()
         names = sorted(totals)
         sums = strategy.reduce(torch.stack([totals[name] for name in names]), reduce_op="sum")
-        means = {f"train/{name}": float(total / count) for name, (total, count) in zip(names, sums, strict=True) if count}
+        means = {
+            f"train/{name}": float(total / count) for name, (total, count) in zip(names, sums, strict=True) if count
+        }
         self.log_dict(means, on_step=False, on_epoch=True, batch_size=1)
 
     def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:

@@ -72,7 +72,9 @@ class PretrainedMixin(_Base):
         if made_by != type(self).__name__:
             raise ValueError(f"the checkpoint was made by {made_by}, not by {type(self).__name__}: use that class")
         if not hasattr(self, "policy"):
-            self._set_policy(with_lora(word_policy(self.hparams.architecture, checkpoint["zoo_words"]), self.hparams.lora))
+            self._set_policy(
+                with_lora(word_policy(self.hparams.architecture, checkpoint["zoo_words"]), self.hparams.lora)
+            )
 
     @classmethod
     def from_card(cls, source: str | Path, pretrained: bool = True, **overrides: Any) -> Self:

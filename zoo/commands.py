@@ -49,7 +49,12 @@ class ZooCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"logger": False, "log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False},
+            trainer_defaults={
+                "logger": False,
+                "log_every_n_steps": 1,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+            },
             parser_class=ZooParser,
             parser_kwargs={"parser_mode": "omegaconf"},
             auto_configure_optimizers=False,
@@ -111,13 +116,17 @@ def _exit_line(message: str) -> int:
 
 def readable(message: str) -> str:
     """The telling part of a jsonargparse message, with the nearest valid name where one was misspelt."""
-    union = re.search(r"Errors:\n(.*?)\n\s*(?:- Expected a <class 'NoneType'>\n\s*)?Given value type", message, re.DOTALL)
+    union = re.search(
+        r"Errors:\n(.*?)\n\s*(?:- Expected a <class 'NoneType'>\n\s*)?Given value type", message, re.DOTALL
+    )
     key = re.search(r'(?:Parser key|Key) "?([\w.]+)"?', message)
     text = " ".join((union.group(1) if union else message).split()).removeprefix("- ")
     text = re.sub(r"- Expected a <class 'NoneType'>", "", text).strip()
     if union and key:
         text = f"{key.group(1)}: {text}"
-    wrong = re.search(r"Option '([\w.]+)' is not accepted|dot import path string: (\w+)|nrecognized arguments: --([\w.]+)", message)
+    wrong = re.search(
+        r"Option '([\w.]+)' is not accepted|dot import path string: (\w+)|nrecognized arguments: --([\w.]+)", message
+    )
     if wrong is None:
         return text
     name = next(filter(None, wrong.groups())).split(".")[-1]

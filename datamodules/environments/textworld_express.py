@@ -50,7 +50,9 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         self._server = _engine()()
         refusal = self._server.load(self.game, self.game_params)
         if refusal:
-            raise ValueError(f"TextWorldExpress does not take game={self.game!r}, game_params={self.game_params!r}: {refusal}")
+            raise ValueError(
+                f"TextWorldExpress does not take game={self.game!r}, game_params={self.game_params!r}: {refusal}"
+            )
         self._folds = {
             "train": list(self._server.getSeedsTrain()),
             "val": list(self._server.getSeedsDev()),

@@ -80,7 +80,9 @@ def test_ablations_ask_for_what_their_name_says(settings: dict[str, Any], expect
     assert sampler.calls == expected
 
 
-def guided_rows(module: ACTGuidePolicy, data: RolloutDataModule, guidance: list[str]) -> tuple[Trajectory, dict[str, Any]]:
+def guided_rows(
+    module: ACTGuidePolicy, data: RolloutDataModule, guidance: list[str]
+) -> tuple[Trajectory, dict[str, Any]]:
     job = Job(data.task("train", 0), 0, {"guidance": guidance} if guidance else {})
     trajectory = module.play([job], 1.0, torch.Generator().manual_seed(0))[0]
     row = module.rows(trajectory, 1.0, 0)[0]
@@ -94,7 +96,9 @@ def test_unguided_rows_have_ratio_one_and_guided_ones_do_not_see_the_hint() -> N
     hint = set(module.policy.tokenizer.encode("hint"))
     _, plain = guided_rows(module, data, [])
     _, measures = module.objective(plain)
-    assert [float(value) for value in measures["ratio"]] == pytest.approx([float(plain["minibatch_tokens"])] * 2, abs=1e-3)
+    assert [float(value) for value in measures["ratio"]] == pytest.approx(
+        [float(plain["minibatch_tokens"])] * 2, abs=1e-3
+    )
     assert float(measures["clipped"][0]) == 0
     assert "ratio_guided" not in measures
     trajectory, batch = guided_rows(module, data, ["a1", "a2"])

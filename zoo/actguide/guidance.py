@@ -69,9 +69,7 @@ def corrupt(actions: Sequence[str], admissible: Sequence[str], share: float, see
 Correction = Literal["token", "luffy", "none"]
 
 
-def guided_denominator(
-    logprobs: Tensor, old_logprobs: Tensor, guided: Tensor, correction: Correction
-) -> Tensor:
+def guided_denominator(logprobs: Tensor, old_logprobs: Tensor, guided: Tensor, correction: Correction) -> Tensor:
     """Denominator of the importance ratio under mixed-policy optimisation.
 
     Args:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-
 class CausalPolicy(nn.Module):
     """A transformers causal language model together with the tokenizer it was trained with.
 

@@ -140,7 +140,9 @@ class ChoiceProtocol(WordProtocol):
         if len(actions) > len(self.labels):
             raise ValueError(f"{len(actions)} admissible actions but {len(self.labels)} labels: raise protocol.labels")
         # A label stands behind its action, so that a causal model has read the action when it reads the label.
-        return " ".join([*(f"{action} {label}" for action, label in zip(actions, self.labels, strict=False)), observation])
+        return " ".join(
+            [*(f"{action} {label}" for action, label in zip(actions, self.labels, strict=False)), observation]
+        )
 
 
 class ChatProtocol(Protocol):
