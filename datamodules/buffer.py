@@ -58,7 +58,7 @@ class RolloutBuffer:
         Raises:
             ValueError: a row longer than the token budget, or tensors of a row that differ in length.
         """
-        # A prompt that filled the context leaves such a row; a trajectory of none but these would be divided by 0 tokens.
+        # A prompt that filled the context leaves such a row; a trajectory of only these would be divided by 0 tokens.
         rows = [row for row in rows if bool(row["mask"].any())]
         for row in rows:
             length = len(row["ids"])

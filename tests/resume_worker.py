@@ -1,4 +1,4 @@
-"""Trains with checkpoints until somebody kills it: ``python -m tests.resume_worker FOLDER STEP`` hangs after ``STEP`` steps."""
+"""``python -m tests.resume_worker FOLDER STEP``: trains with checkpoints, hangs after ``STEP`` steps to be killed."""
 
 from __future__ import annotations
 

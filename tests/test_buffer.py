@@ -54,7 +54,7 @@ def row(length: int, trajectory: int = 0, seed: int = 0) -> Row:
 
 def halves(whole: Row, cut: int) -> list[Row]:
     """The same trained tokens in two rows: the second sees the first's tokens but does not train them."""
-    first: Any = {name: value[:cut] if value.dim() else value for name, value in whole.items()}  # type: ignore[attr-defined]
+    first: Any = {name: value[:cut] if value.dim() else value for name, value in whole.items()}  # type: ignore[attr-defined, index]
     second: Any = {**whole, "mask": whole["mask"] & (torch.arange(len(whole["ids"])) >= cut)}
     return [first, second]
 
@@ -202,7 +202,7 @@ def test_a_restored_buffer_deals_the_remaining_minibatches(stop: int) -> None:
 def test_a_row_that_cannot_fit_or_is_ragged_is_refused() -> None:
     buffer = RolloutBuffer(micro_batch_tokens=8)
     buffer.fill([row(8)])
-    with pytest.raises(ValueError, match="raise data.micro_batch_tokens"):
+    with pytest.raises(ValueError, match=r"raise data\.micro_batch_tokens"):
         buffer.fill([row(9)])
     ragged: Any = {**row(5), "advantages": torch.zeros(4)}
     with pytest.raises(ValueError, match=r"\['advantages'\] are not as long as its ids \(5\)"):

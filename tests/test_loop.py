@@ -17,10 +17,10 @@ from datamodules.buffer import collate
 from tests.conftest import ARCHITECTURE
 from zoo.agent import AgentModule
 from zoo.policy import CausalPolicy, word_policy
-from zoo.rollout.context import AppendOnly
+from zoo.rollout.context import AppendOnly, ContextManager
 from zoo.rollout.engine import Engine, Reply
 from zoo.rollout.loop import play
-from zoo.rollout.protocol import WordProtocol
+from zoo.rollout.protocol import Protocol, WordProtocol
 from zoo.rollout.trajectory import Job, Segment, Task, Trajectory
 
 PLACES, ACTIONS = ("p0", "p1", "p2"), ("a0", "a1")
@@ -54,7 +54,9 @@ class Place:
     """A world of corridors."""
 
     def __init__(self, max_new_tokens: int = 3, max_tokens: int = 64, max_turns: int = 8) -> None:
-        self.protocol, self.context, self.max_turns = WordProtocol(max_new_tokens), AppendOnly(max_tokens), max_turns
+        self.protocol: Protocol = WordProtocol(max_new_tokens)
+        self.context: ContextManager = AppendOnly(max_tokens)
+        self.max_turns = max_turns
 
     def environments(self, count: int) -> Sequence[gymnasium.Env[str, str]]:
         return [Corridor() for _ in range(count)]
@@ -190,7 +192,7 @@ def test_what_is_stored_is_what_was_seen_sampled_and_allowed(data: st.DataObject
         assert not stored[~mask].any()
 
 
-# -- from episodes to rows ------------------------------------------------------------------------------------------------
+# -- from episodes to rows --------------------------------------------------------------------------------------------
 
 
 def agent(**changes: Any) -> AgentModule:
@@ -253,7 +255,7 @@ def test_group_statistics_are_over_trajectories(kind: str, expected: list[float]
 
 
 def test_only_the_mask_says_what_is_trained() -> None:
-    """Whatever stands at the places of observations: no loss falls on them, and no gradient comes from predicting them."""
+    """Whatever stands at the places of observations: no loss falls on them, no gradient comes from predicting them."""
     module = agent(kl_coef=0.1)
     (row, _), _ = module.credit([[episode(1.0, turns=2), episode(0.0)]])
     shown = ~row["mask"]

@@ -73,7 +73,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("where", ["step", "validation", "epoch"])
 def test_resume_is_bit_exact(whole: Run, where: str, done: int) -> None:
     name = f"step{done}" if where == "step" else f"{where}{done // MINIBATCHES - 1}"
-    if where != "step" and done % MINIBATCHES or where == "validation" and not whole.validate:
+    if (where != "step" and done % MINIBATCHES) or (where == "validation" and not whole.validate):
         pytest.skip("no such checkpoint is made")
     assert whole.folder is not None
     rest = Run(type(whole.module), resume=whole.folder / f"{name}.ckpt", validate=whole.validate)

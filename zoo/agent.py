@@ -81,9 +81,8 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.init_policy()
         self.scores: dict[str, MeanMetric] = {}
-        self.logged: set[str] = (
-            set()
-        )  # since the last reading; Lightning keeps showing values that are not logged any more
+        # Since the last reading: Lightning keeps showing values that are not logged any more.
+        self.logged: set[str] = set()
 
     # -- hooks of a method ------------------------------------------------------------------------------------------------
 
@@ -202,8 +201,8 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         return torch.optim.AdamW(trained, lr=self.hparams.learning_rate, weight_decay=self.hparams.weight_decay)
 
     def on_train_start(self) -> None:
-        # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had started
-        # already: no hook would be called, nothing sampled, and an iteration would be lost.
+        # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had
+        # started already: no hook would be called, nothing sampled, and an iteration would be lost.
         loop = self.trainer.fit_loop
         batches = loop.epoch_loop
         if loop.restarted_mid_epoch and batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch:

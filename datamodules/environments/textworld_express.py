@@ -44,6 +44,7 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         self.observation_space, self.action_space = spaces.Text(4096), spaces.Text(256)
         self._start: tuple[int, dict[str, Any] | None] | None = None
         self._actions: list[str] = []
+        self._plan: list[str] = []
         self._connect()
 
     def _connect(self) -> None:
@@ -74,7 +75,8 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         self._start, self._actions = (number, options), []
         game = self._folds[split][number % len(self._folds[split])]
         state = json.loads(self._server.generateNewGameJSON(game, _FOLDS[split], True))
-        self._plan = [words(action) for action in self._server.getGoldActionSequence()]
+        # The engine's solutions begin with a look around, which the first observation makes useless.
+        self._plan = [words(action) for action in self._server.getGoldActionSequence() if action != "look around"]
         self._order = random.Random(f"{split} {game}")
         info = self._info(state)
         if split == "train":
@@ -105,13 +107,15 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.game, self.game_params, self.max_steps), "start": self._start, "actions": self._actions}
+        arguments = (self.game, self.game_params, self.max_steps)
+        return {"args": arguments, "start": self._start, "actions": self._actions, "plan": self._plan}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A game is its seed and what was done since: play it again."""
         self.__init__(*state["args"])  # type: ignore[misc]
         if state["start"] is not None:
             self.reset(seed=state["start"][0], options=state["start"][1])
+            self._plan = state["plan"]  # the engine searches for some solutions anew every time
             for action in state["actions"]:
                 self.step(action)
 

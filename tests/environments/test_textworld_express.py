@@ -47,9 +47,11 @@ def test_a_task_is_its_seed_and_folds_differ(env: TextWorldExpress) -> None:
     other = TextWorldExpress(env.game, env.game_params, 40)
     starts = {}
     for split in ("train", "val", "test"):
-        starts[split] = [env.reset(seed=seed, options={"split": split}) for seed in range(5)]
-        assert starts[split] == [other.reset(seed=seed, options={"split": split}) for seed in range(5)]
+        starts[split] = [env.reset(seed=seed, options={"split": split})[0] for seed in range(5)]
+        assert starts[split] == [other.reset(seed=seed, options={"split": split})[0] for seed in range(5)]
     assert starts["train"] != starts["val"] != starts["test"]
+    if env.game == "twc":  # the engine finds coins by a search of its own that differs from call to call
+        assert env.reset(seed=3) == other.reset(seed=3)
 
 
 def test_a_useless_action_costs_a_step_and_the_limit_cuts(env: TextWorldExpress) -> None:

@@ -53,7 +53,8 @@ class CausalPolicy(nn.Module):
         Returns:
             ``[rows, length]`` in fp32 (fp64 for fp64 models); column 0, which nothing precedes, is 0.
         """
-        logits = self.model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits[:, :-1]
+        # Padding stands behind everything that is scored, so causality masks it, and faster than a mask would.
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         chosen = logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
         return nn.functional.pad(chosen, (1, 0))
