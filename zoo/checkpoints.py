@@ -48,7 +48,7 @@ class PretrainedMixin(_Base):
 
     def configure_model(self) -> None:
         """Build a random policy over the world's vocabulary, where no weights were given."""
-        if not hasattr(self, "policy"):
+        if not hasattr(self, "policy") and self._trainer is not None:  # without a trainer, a checkpoint tells the words
             words = self.trainer.datamodule.vocabulary  # type: ignore[attr-defined]
             self._set_policy(with_lora(word_policy(self.hparams.architecture, words), self.hparams.lora))
 

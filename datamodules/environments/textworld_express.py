@@ -74,9 +74,8 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         number = seed if seed is not None else int(self.np_random.integers(2**31))
         self._start, self._actions = (number, options), []
         game = self._folds[split][number % len(self._folds[split])]
-        state = json.loads(self._server.generateNewGameJSON(game, _FOLDS[split], True))
-        # The engine's solutions begin with a look around, which the first observation makes useless.
-        self._plan = [words(action) for action in self._server.getGoldActionSequence() if action != "look around"]
+        self._plan = self._solution(game, _FOLDS[split])
+        state = json.loads(self._server.generateNewGameJSON(game, _FOLDS[split], False))
         self._order = random.Random(f"{split} {game}")
         info = self._info(state)
         if split == "train":
@@ -90,6 +89,28 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         won, lost = bool(state["tasksuccess"]), bool(state["taskfailure"])
         truncated = len(self._actions) >= self.max_steps and not (won or lost)
         return self._text(state), float(won), won or lost, truncated, self._info(state)
+
+    def _solution(self, game: int, fold: str) -> list[str]:
+        """The engine's solution without its detours: looking around, and walks that come back to where they left.
+
+        In ``coin`` the engine finds the coin by a search of its own, so its solution is a long walk that differs from call to
+        call; without its loops a short way is left. It is asked once per game and process.
+        """
+        key = (self.game, self.game_params, fold, game)
+        if key not in _solutions:
+            state = json.loads(self._server.generateNewGameJSON(game, fold, True))
+            plan: list[str] = []
+            rooms = [_room(state)]  # where the player is before each action of the plan, and after the last
+            for action in list(self._server.getGoldActionSequence()):
+                state = json.loads(self._server.stepJSON(action))
+                if action != "look around":
+                    plan.append(words(action))
+                    rooms.append(_room(state))
+                    first = rooms.index(rooms[-1])
+                    if action.startswith("move ") and all(step.startswith("move ") for step in plan[first:]):
+                        del plan[first:], rooms[first + 1 :]
+            _solutions[key] = plan
+        return list(_solutions[key])
 
     def _text(self, state: dict[str, Any]) -> str:
         return f"{words(state['observation'])} turn {len(self._actions) + 1}"
@@ -120,6 +141,11 @@ class TextWorldExpress(gymnasium.Env[str, str]):
                 self.step(action)
 
 
+def _room(state: dict[str, Any]) -> str:
+    """Where the player is: the first sentence of the room's description."""
+    return str(state["look"]).split(".")[0]
+
+
 def words(text: str) -> str:
     """Lower case, words and punctuation apart by single spaces; nothing is left out."""
     return " ".join(re.findall(r"[\w'-]+|[^\w\s]", text.lower()))
@@ -141,6 +167,7 @@ def _engine() -> Any:
 
 
 _alive: list[Any] = []
+_solutions: dict[tuple[str, str, str, int], list[str]] = {}
 
 
 def _collect_words() -> set[str]:
