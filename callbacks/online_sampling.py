@@ -87,7 +87,7 @@ class OnlineSampler(pl.Callback):
 
     def _log(self, module: AgentModule, facts: Facts, rows: int, speed: float) -> None:
         means = {f"train/{name}": sum(values) / len(values) for name, values in facts.items() if values}
-        shown = {name: means.pop(name) for name in ("train/success", "train/reward") if name in means}
+        shown: dict[str, float] = {name: means.pop(name) for name in ("train/success", "train/reward") if name in means}
         shown |= {"tokens/s": speed}
         means |= {"train/rows": rows, "train/episodes": self.episodes, "train/generated_tokens": self.generated_tokens}
         module.log_dict(shown, on_step=False, on_epoch=True, prog_bar=True)
@@ -119,7 +119,7 @@ def check_can_learn(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         raise ConfigError("data.group_size=1: advantages compare episodes of a group, so take at least 2")
     if data.tasks_per_iteration < trainer.world_size:
         raise ConfigError(f"data.tasks_per_iteration={data.tasks_per_iteration} leaves ranks without work: raise it")
-    if trainer.reload_dataloaders_every_n_epochs:
+    if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
         raise ConfigError("trainer.reload_dataloaders_every_n_epochs: the buffer is refilled in place; leave it at 0")
     if module.hparams.get("temperature", 1.0) <= 0:
         raise ConfigError(
@@ -161,7 +161,7 @@ def _gather(rows: list[Row], facts: Facts, world_size: int) -> tuple[list[Row], 
     merged: list[Row] = []
     joined: Facts = defaultdict(list)
     for rank, (part, numbers) in enumerate(parts):
-        merged += [{**row, "trajectory": row["trajectory"] * world_size + rank} for row in part]
+        merged += [{**row, "trajectory": row["trajectory"] * world_size + rank} for row in part]  # type: ignore[typeddict-item]
         for name, values in numbers.items():
             joined[name] += values
     return merged, joined

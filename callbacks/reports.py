@@ -40,7 +40,7 @@ class LearningCurves(pl.Callback):
             write_metrics(path, [*earlier, {"epoch": trainer.current_epoch, "step": trainer.global_step, **values}])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero and not trainer.fast_dev_run:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = Path(trainer.default_root_dir)
             draw_curves(read_metrics(folder / "metrics.csv"), self.curves, folder / "learning_curves.png")
 

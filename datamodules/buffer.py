@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class RolloutBuffer:
             length = len(row["ids"])
             if length > self.micro_batch_tokens:
                 raise ValueError(_WIDER_THAN_BUDGET.format(length=length, budget=self.micro_batch_tokens))
-            odd = {name for name, value in row.items() if value.dim() and len(value) != length}  # type: ignore[attr-defined]
+            odd = {name for name, value in _tensors(row).items() if value.dim() and len(value) != length}
             if odd:
                 raise ValueError(f"row tensors {sorted(odd)} are not as long as its ids ({length})")
         self.rows = rows
@@ -127,7 +127,7 @@ def collate(rows: Sequence[Row], written: Mapping[int, int]) -> Batch:
     """
     batch: Batch = {}
     for name in rows[0]:
-        values: list[Tensor] = [row[name] for row in rows]  # type: ignore[literal-required]
+        values = [_tensors(row)[name] for row in rows]
         padded = values[0].dim() == 1
         batch[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True) if padded else torch.stack(values)
     lengths = torch.tensor([len(row["ids"]) for row in rows])
@@ -141,3 +141,7 @@ def collate(rows: Sequence[Row], written: Mapping[int, int]) -> Batch:
 def _silent(row: Row) -> Row:
     """A row nothing is learnt from: it keeps ranks in step where one has no micro-batch left."""
     return {**row, "mask": torch.zeros_like(row["mask"]), "advantages": torch.zeros_like(row["advantages"])}  # type: ignore[typeddict-item]
+
+
+def _tensors(row: Row) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], row)

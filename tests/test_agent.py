@@ -107,7 +107,7 @@ def test_dropout_of_a_policy_is_off_while_it_plays() -> None:
     segment = played[0].segments[0]
     module.policy.eval()
     with torch.no_grad():
-        exact = module.policy.logprobs(torch.tensor([segment.ids]), torch.ones(1, len(segment.ids)))[0]
+        exact = module.policy.logprobs(torch.tensor([segment.ids]))[0]
     mask = torch.tensor(segment.mask)
     assert torch.allclose(exact[mask], torch.tensor(segment.logprobs)[mask], atol=1e-4)
 

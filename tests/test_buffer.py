@@ -40,7 +40,7 @@ def row(length: int, trajectory: int = 0, seed: int = 0) -> Row:
     mask = torch.rand(length, generator=noise) < 0.6
     mask[0], mask[-1] = False, length > 1
     with torch.no_grad():
-        logprobs = module().policy.logprobs(ids[None], torch.ones(1, length))[0]
+        logprobs = module().policy.logprobs(ids[None])[0]
     made: Any = {
         "ids": ids,
         "mask": mask,

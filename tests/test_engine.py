@@ -38,7 +38,7 @@ def converse(policy: CausalPolicy, prompts: list[list[int]], observations: list[
             score += reply.logprobs + [0.0] * len(seen)
     worst = 0.0
     for row, score in zip(rows, scores, strict=True):
-        exact = policy.logprobs(torch.tensor([row]), torch.ones(1, len(row)), temperature=0.7)[0]
+        exact = policy.logprobs(torch.tensor([row]), temperature=0.7)[0]
         sampled = torch.tensor(score)
         worst = max(worst, float((exact - sampled)[sampled != 0].abs().max()))
     return worst
@@ -77,8 +77,8 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         same = crowd.generate([2, 5, 7], [])[1]
         assert reply.ids == same.ids
         assert reply.logprobs == pytest.approx(same.logprobs, abs=1e-5)
-        alone.feed([reply.ids[-1:] + [6]])
-        crowd.feed([[8], same.ids[-1:] + [6], [8, 8, 8]])
+        alone.feed([[*reply.ids[-1:], 6]])
+        crowd.feed([[8], [*same.ids[-1:], 6], [8, 8, 8]])
 
 
 @torch.no_grad()

@@ -186,7 +186,7 @@ def test_what_is_stored_is_what_was_seen_sampled_and_allowed(data: st.DataObject
         finished = sum(turn.action is not None for turn in trajectory.turns)
         assert sum(token == END for token in written) >= finished
         with torch.no_grad():
-            exact = policy.logprobs(torch.tensor([segment.ids]), torch.ones(1, length))[0]
+            exact = policy.logprobs(torch.tensor([segment.ids]))[0]
         mask, stored = torch.tensor(segment.mask), torch.tensor(segment.logprobs)
         assert torch.allclose(exact[mask], stored[mask], atol=1e-4)
         assert not stored[~mask].any()

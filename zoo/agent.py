@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torchmetrics import MeanMetric
 
@@ -139,7 +140,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
         """Loss of a micro-batch as its share of the minibatch loss, and what is worth logging of it."""
         settings, mask = self.hparams, batch["mask"]
-        logprobs = self.policy.logprobs(batch["ids"], batch["attention"], settings.temperature)
+        logprobs = self.policy.logprobs(batch["ids"], settings.temperature)
         shift = objectives.log_ratio(logprobs, self.old_logprobs(batch, logprobs), mask, settings.ratio)
         advantages = self.token_advantages(batch, logprobs)
         loss, clipped = objectives.clipped_surrogate(
@@ -225,12 +226,13 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         """Log-probabilities under the policy training started from, ``[rows, length]``."""
         policy = self.policy if self.reference is None else self.reference
         with self.policy.without_adapter():
-            return policy.logprobs(batch["ids"], batch["attention"], self.hparams.temperature)
+            return policy.logprobs(batch["ids"], self.hparams.temperature)
 
     def training_step(self, minibatch: list[dict[str, Tensor]], batch_idx: int) -> None:
         if not minibatch:
             return  # every group of the iteration was uniform
         optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
         optimizer.zero_grad()
         totals: dict[str, Tensor] = {}
         strategy = self.trainer.strategy
@@ -242,7 +244,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
             for name, (total, count) in measures.items():
                 totals[name] = totals.get(name, 0) + torch.stack([total.double(), count.double()])
         if self.hparams.gradient_clip:
-            self.clip_gradients(optimizer, self.hparams.gradient_clip, "norm")
+            self.clip_gradients(optimizer.optimizer, self.hparams.gradient_clip, "norm")
         optimizer.step()
         names = sorted(totals)
         sums = strategy.reduce(torch.stack([totals[name] for name in names]), reduce_op="sum")
@@ -257,10 +259,10 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
 
     # -- evaluation -------------------------------------------------------------------------------------------------------
 
-    def validation_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+    def validation_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:  # type: ignore[override]
         return self.evaluate(tasks, batch_idx)
 
-    def test_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+    def test_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:  # type: ignore[override]
         return self.evaluate(tasks, batch_idx)
 
     def evaluate(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:

@@ -34,6 +34,7 @@ class PretrainedMixin(_Base):
 
     policy: CausalPolicy
     reference: CausalPolicy | None
+    hparams: Any  # type: ignore[assignment]
 
     def init_policy(self) -> None:
         """Load the policy that ``weights`` names.

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 
 import datamodules  # noqa: F401 - so that bare class names resolve
 from callbacks import LearningCurves, TrajectoryLog
@@ -78,19 +78,21 @@ class ZooCLI(LightningCLI):
         except ValueError as error:  # jsonargparse wraps what a constructor has to say
             raise ConfigError(readable(str(error))) from error
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        root = Path(self.config_init[self.subcommand]["trainer"]["default_root_dir"] or "runs/latest")
-        kwargs.setdefault("default_root_dir", str(root))
-        trainer = super().instantiate_trainer(**kwargs)
-        standard = [RichProgressBar(), LearningCurves(), TrajectoryLog()]
-        if trainer.checkpoint_callback is None or not trainer.checkpoint_callbacks[0].dirpath:
-            standard.append(ModelCheckpoint(root / "checkpoints", "last", enable_version_counter=False))
-        have = {type(callback) for callback in trainer.callbacks}
-        trainer.callbacks += [callback for callback in standard if type(callback) not in have]
-        return trainer
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        """Add what every run has unless the config brings its own."""
+        config["default_root_dir"] = str(config.get("default_root_dir") or "runs/latest")
+        standard: list[Callback] = [RichProgressBar(), LearningCurves(), TrajectoryLog()]
+        if config.get("enable_checkpointing") is not False:
+            folder = Path(config["default_root_dir"]) / "checkpoints"
+            standard.append(ModelCheckpoint(folder, "last", enable_version_counter=False))
+        given = config.get("callbacks") or []
+        given = given if isinstance(given, list) else [given]
+        kinds = tuple(type(callback) for callback in given)
+        config["callbacks"] = [*given, *(callback for callback in standard if not issubclass(type(callback), kinds))]
+        return super()._instantiate_trainer(config, callbacks)
 
     def after_fit(self) -> None:
-        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.model.save_pretrained(Path(self.trainer.default_root_dir) / "weights")
 
     def after_test(self) -> None:
@@ -138,13 +140,13 @@ def readable(message: str) -> str:
 
 def _known_names() -> set[str]:
     """Names of the classes a config may use and of their arguments."""
-    names = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    names = set(inspect.signature(Trainer).parameters)
     for base in (AgentModule, RolloutDataModule, Protocol, ContextManager):
         for known in {base, *_subclasses(base)}:
-            names |= {known.__name__, *inspect.signature(known.__init__).parameters} - {"self", "kwargs"}
+            names |= {known.__name__, *inspect.signature(known).parameters} - {"kwargs"}
     return names
 
 
 def _subclasses(base: type) -> set[type]:
-    direct = set(base.__subclasses__())
+    direct: set[type] = set(base.__subclasses__())
     return direct.union(*(_subclasses(known) for known in direct))

@@ -115,14 +115,14 @@ def test_numerator_and_reference_do_not_depend_on_the_hint_but_the_denominator_d
     trajectory, first = guided_rows(module, data, ["a1", "a2"])
     segment = trajectory.segments[0]
     assert module.reference is not None
-    expected = module.policy.logprobs(first["ids"], first["attention"])
+    expected = module.policy.logprobs(first["ids"])
     assert torch.allclose(module.reference_logprobs(first), expected)
     # The same reply under the guided view: other log-probabilities, and those are what the sampler recorded.
     view, _ = prepared(data, view="guided")
     view.policy.load_state_dict(module.policy.state_dict())
     again, guided = guided_rows(view, data, ["a1", "a2"])
     mask = guided["mask"]
-    scored = view.policy.logprobs(guided["ids"], guided["attention"])
+    scored = view.policy.logprobs(guided["ids"])
     assert torch.allclose(scored[mask], guided["old_logprobs"][mask], atol=1e-4)
     assert torch.equal(first["old_logprobs"][first["mask"]], guided["old_logprobs"][mask])
     assert not torch.allclose(expected[first["mask"]], scored[mask], atol=1e-2)
@@ -150,7 +150,7 @@ def test_options_that_force_the_ratio_touch_guided_rows_only(correction: str) ->
     data = small_data(**HARD)
     module, _ = prepared(data, correction=correction)
     _, batch = guided_rows(module, data, ["a1", "a2"])
-    logprobs = module.policy.logprobs(batch["ids"], batch["attention"])
+    logprobs = module.policy.logprobs(batch["ids"])
     assert torch.allclose(module.old_logprobs(batch, logprobs), logprobs)
     weighted = module.token_advantages(batch, logprobs)[batch["mask"]]
     assert (weighted.unique().numel() > 1) == (correction == "luffy")

@@ -28,5 +28,5 @@ class ImitationPolicy(AgentModule):
         return [DemonstrationSampler()]
 
     def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
-        logprobs = self.policy.logprobs(batch["ids"], batch["attention"])
+        logprobs = self.policy.logprobs(batch["ids"])
         return self.aggregate(-logprobs, batch), {"loss": over(-logprobs.detach(), batch["mask"])}

@@ -41,12 +41,11 @@ class CausalPolicy(nn.Module):
         """The policy before training, where training touches only a LoRA adapter."""
         return self.model.disable_adapter() if self.uses_adapter else nullcontext()
 
-    def logprobs(self, ids: Tensor, attention: Tensor, temperature: float = 1.0) -> Tensor:
+    def logprobs(self, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probability of every token given the tokens before it.
 
         Args:
             ids: ``[rows, length]`` token ids, padded on the right.
-            attention: ``[rows, length]`` true on real tokens.
             temperature: the sampling temperature; the same scaling must be used here and in the sampler, or the first
                 importance ratio is not 1.
 

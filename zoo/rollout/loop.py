@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol as Interface
+from typing import Any
+from typing import Protocol as Interface
 
 import gymnasium
 import torch
