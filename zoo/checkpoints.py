@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from zoo import hub
 from zoo.cards import Card, read_card
+from zoo.errors import ConfigError
 from zoo.policy.causal import CausalPolicy
 from zoo.policy.loading import load_policy, policy_from_card, tokenizer_card, with_lora, word_policy
 from zoo.policy.words import tokenizer_words
@@ -40,10 +41,10 @@ class PretrainedMixin(_Base):
         """Load the policy that ``weights`` names.
 
         Raises:
-            ValueError: both or neither of ``weights`` and ``architecture`` are given.
+            ConfigError: both or neither of ``weights`` and ``architecture`` are given.
         """
         if (self.hparams.weights is None) == (self.hparams.architecture is None):
-            raise ValueError("give either model.weights (where to start) or model.architecture (a random policy)")
+            raise ConfigError("give either model.weights (where to start) or model.architecture (a random policy)")
         if self.hparams.weights is not None:
             self._set_policy(load_policy(self.hparams.weights, self.hparams.lora))
 
@@ -67,11 +68,11 @@ class PretrainedMixin(_Base):
         """Check that the checkpoint is one of this class, and build the policy if only its architecture is known.
 
         Raises:
-            ValueError: a checkpoint of another class.
+            ConfigError: a checkpoint of another class.
         """
         made_by = checkpoint.get("zoo_class", "another program")
         if made_by != type(self).__name__:
-            raise ValueError(f"the checkpoint was made by {made_by}, not by {type(self).__name__}: use that class")
+            raise ConfigError(f"the checkpoint was made by {made_by}, not by {type(self).__name__}: use that class")
         if not hasattr(self, "policy"):
             self._set_policy(
                 with_lora(word_policy(self.hparams.architecture, checkpoint["zoo_words"]), self.hparams.lora)

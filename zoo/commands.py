@@ -84,7 +84,7 @@ class ZooCLI(LightningCLI):
         standard: list[Callback] = [RichProgressBar(), LearningCurves(), TrajectoryLog()]
         if config.get("enable_checkpointing") is not False:
             folder = Path(config["default_root_dir"]) / "checkpoints"
-            standard.append(ModelCheckpoint(folder, "last", enable_version_counter=False))
+            standard.append(ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False))
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
         kinds = tuple(type(callback) for callback in given)
@@ -106,9 +106,20 @@ class ZooCLI(LightningCLI):
 def run(args: list[str]) -> None:
     """One LightningCLI command; ends the process with status 2 and one line on a configuration that cannot work."""
     try:
-        ZooCLI(args)
+        ZooCLI(args + model_of_checkpoint(args))
     except (ConfigError, WeightsError) as error:
         sys.exit(_exit_line(str(error)))
+
+
+def model_of_checkpoint(args: list[str]) -> list[str]:
+    """``--model`` as a checkpoint remembers it, where ``--ckpt_path`` is given and nothing says which model."""
+    paths = [after for arg, after in zip(args, [*args[1:], ""], strict=True) if arg == "--ckpt_path"]
+    paths += [arg.partition("=")[2] for arg in args if arg.startswith("--ckpt_path=")]
+    if not paths or not Path(paths[-1]).is_file() or any(arg.startswith(("--model", "--config", "-c")) for arg in args):
+        return []
+    stored = torch.load(paths[-1], weights_only=True, map_location="cpu")
+    settings = {key: value for key, value in stored["hyper_parameters"].items() if not key.startswith("_")}
+    return ["--model", json.dumps({"class_path": stored["zoo_class"], "init_args": settings})]
 
 
 def _exit_line(message: str) -> int:
