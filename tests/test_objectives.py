@@ -329,3 +329,15 @@ def test_the_first_reward_that_is_not_finite_is_named() -> None:
         group_advantages(torch.tensor([0.0, 1.0, math.nan, -math.inf]), groups_of(2, 2))
     with pytest.raises(ValueError, match=r"rewards\[3\] is -inf"):
         group_advantages(torch.tensor([0.0, 1.0, 2.0, -math.inf]), groups_of(2, 2))
+
+
+def test_a_misspelt_kind_is_refused() -> None:
+    ones, groups = torch.ones(1, 2), torch.tensor([0, 0])
+    with pytest.raises(ValueError, match="'GRPO': use one of grpo, dr_grpo, rloo"):
+        group_advantages(ones[0], groups, "GRPO")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'seq': use one of token, sequence"):
+        log_ratio(ones, ones, ones, "seq")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'K3': use one of k1, k2, k3"):
+        kl_estimate(ones, ones, "K3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'mean': use one of token_mean, sequence_mean, fixed_length"):
+        aggregate(ones, ones, "mean", 2.0)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ shape and are true on trained tokens; what stands elsewhere never matters.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ KLKind = Literal["k1", "k2", "k3"]
 AggregationKind = Literal["token_mean", "sequence_mean", "fixed_length"]
 
 LOG_RATIO_LIMIT, KL_LIMIT = 20.0, 10.0  # beyond these a ratio is a broken row, not information
+
+
+def _known(what: str, kind: str, kinds: Any) -> None:
+    if kind not in get_args(kinds):
+        raise ValueError(f"unknown {what} {kind!r}: use one of {', '.join(get_args(kinds))}")
 
 
 def group_advantages(
@@ -38,8 +43,9 @@ def group_advantages(
         ``[trajectories]``, exactly 0 where all rewards of a group are equal, and for a group of one.
 
     Raises:
-        ValueError: a reward that is not finite; a failed verification is no reward and must be left out.
+        ValueError: an unknown ``kind``; a reward that is not finite; a failed verification is no reward and must be left out.
     """
+    _known("advantage", kind, AdvantageKind)
     if not bool(rewards.isfinite().all()):
         index = int((~rewards.isfinite()).nonzero()[0])
         raise ValueError(f"rewards[{index}] is {float(rewards[index])}: leave trajectories without a reward out")
@@ -66,6 +72,7 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Ratio
     ``sequence`` gives all tokens of a row the geometric mean of their ratios, with the gradient flowing through each token's own
     log-probability (GSPO, arXiv 2507.18071, GSPO-token).
     """
+    _known("ratio", level, RatioLevel)
     difference = logprobs - old_logprobs
     if level == "token":
         return difference
@@ -111,6 +118,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind = "k3
     (unbiased, never negative). ``d`` is clamped so that a broken row stays finite; the value is not, as that would take the
     gradient from just those tokens that have strayed furthest.
     """
+    _known("KL", kind, KLKind)
     difference = (reference_logprobs - logprobs).clamp(-KL_LIMIT, KL_LIMIT)
     if kind == "k1":
         return -difference
@@ -127,6 +135,7 @@ def aggregate(values: Tensor, mask: Tensor, kind: AggregationKind, denominator: 
             ``fixed_length`` (Dr. GRPO).
         denominator: of the whole minibatch, over all micro-batches and ranks: trained tokens, rows, or rows x length.
     """
+    _known("aggregation", kind, AggregationKind)
     kept = torch.where(mask.bool(), values, torch.zeros_like(values))
     if kind == "sequence_mean":
         kept = kept / mask.sum(1, keepdim=True).clamp(min=1)
