@@ -36,7 +36,8 @@ def chat_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(
-        _CORPUS, trainers.BpeTrainer(vocab_size=310, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        _CORPUS,
+        trainers.BpeTrainer(vocab_size=310, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,

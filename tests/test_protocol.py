@@ -232,7 +232,8 @@ def test_choices_are_listed_before_the_observation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "action"), [("[2]", "go south"), (" [3] ", "look"), ("[4]", None), ("look", None), ("", None), ("[0]", None)]
+    ("reply", "action"),
+    [("[2]", "go south"), (" [3] ", "look"), ("[4]", None), ("look", None), ("", None), ("[0]", None)],
 )
 def test_parsing_a_choice(reply: str, action: str | None) -> None:
     assert ChoiceProtocol().parse(reply, ADMISSIBLE) == action

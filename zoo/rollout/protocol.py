@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from zoo.policy.words import END
 
 Info = dict[str, Any]
+_NUMBERS = 32  # turns a word-level vocabulary can number
 
 
 class Protocol(ABC):
@@ -74,7 +75,7 @@ class WordProtocol(Protocol):
 
     @property
     def words(self) -> tuple[str, ...]:
-        return ("hint", *(str(number) for number in range(1, 33)), *self.correction.split())
+        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split())
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
         # Notes stand before the observation: the last token before a reply is then the same kind of token at every turn.
@@ -93,6 +94,8 @@ class WordProtocol(Protocol):
         return reply.replace(END, "").strip() or None
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
+        if any(number > _NUMBERS for number, _ in plan):
+            raise ValueError(f"WordProtocol numbers actions up to {_NUMBERS}; this plan has turn {max(plan)[0]}")
         return " ".join(["hint", *(f"{number} {action}" for number, action in plan)])
 
 
@@ -178,7 +181,7 @@ class ChatProtocol(Protocol):
             {"role": "assistant", "content": self._mark},
             {"role": "user", "content": self._listed(text, info)},
         ]
-        after = self._render(tokenizer, messages, True).split(self._mark)[-1]
+        after = self._render(tokenizer, messages, True).split(self._mark, 1)[1]
         end = self._end(tokenizer)
         return _ids(tokenizer, after.removeprefix(end))
 
@@ -192,7 +195,7 @@ class ChatProtocol(Protocol):
         return endings
 
     def parse(self, reply: str, info: Info) -> str | None:
-        found = re.findall(r"<action>(.*?)</action>", reply, flags=re.DOTALL)
+        found = re.findall(r"<action>((?:(?!<action>).)*?)</action>", reply, flags=re.DOTALL)
         return found[-1].strip() or None if found else None
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
