@@ -100,13 +100,15 @@ def test_unguided_rows_have_ratio_one_and_guided_ones_do_not_see_the_hint() -> N
         [float(plain["minibatch_tokens"])] * 2, abs=1e-3
     )
     assert float(measures["clipped"][0]) == 0
-    assert "ratio_guided" not in measures
+    assert float(measures["ratio_guided"][1]) == 0
+    unguided_names = measures.keys()
     trajectory, batch = guided_rows(module, data, ["a1", "a2"])
     assert not hint & set(batch["ids"][0].tolist())  # numerator and reference see the unguided prompt
     assert trajectory.turns[0].reply
     _, measures = module.objective(batch)
     assert float(measures["ratio_guided"][0]) != pytest.approx(float(batch["minibatch_tokens"]), abs=1e-2)
     assert float(measures["clipped_unguided"][1]) == 0
+    assert measures.keys() == unguided_names  # or ranks would add up different things
 
 
 def test_numerator_and_reference_do_not_depend_on_the_hint_but_the_denominator_does() -> None:

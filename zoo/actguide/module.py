@@ -22,6 +22,11 @@ from zoo.agent import AgentModule, Facts, Group, Measures, over
 from zoo.registry import register_model
 from zoo.rollout.trajectory import Job, Row, Task, Trajectory
 
+GUIDED_MEASURES = (
+    *("ratio_guided", "ratio_guided_p10", "ratio_guided_p50", "ratio_guided_p90"),
+    *("guidance_shift", "guidance_risk"),
+)
+
 
 @register_model
 class ACTGuidePolicy(AgentModule):
@@ -127,14 +132,16 @@ class ACTGuidePolicy(AgentModule):
         measures = super().measures(batch, log_ratio, clipped)
         measures["clipped_guided"] = over(clipped, mask & guided)
         measures["clipped_unguided"] = over(clipped, mask & ~guided)
+        # Ranks add up their measures, so each must name the same ones, guided rows or not.
+        nothing = log_ratio.new_zeros(())
+        measures |= dict.fromkeys(GUIDED_MEASURES, (nothing, nothing))
         ratios = log_ratio[mask & guided].exp()
-        count = ratios.new_tensor(len(ratios))
         if len(ratios):
-            measures["ratio_guided"] = ratios.sum(), count
-            for percent, value in zip((10, 50, 90), ratios.quantile(ratios.new_tensor([0.1, 0.5, 0.9])), strict=True):
-                measures[f"ratio_guided_p{percent}"] = value * count, count
+            count = ratios.new_tensor(len(ratios))
+            quantiles = ratios.quantile(ratios.new_tensor([0.1, 0.5, 0.9])) * count
             shifts = (log_ratio * mask).sum(1)[batch["guided"]]
             replies = shifts.new_tensor(len(shifts))
-            measures["guidance_shift"] = shifts.sum(), replies
-            measures["guidance_risk"] = shifts.var(unbiased=False) * replies, replies
+            sums = [(ratios.sum(), count), *((quantile, count) for quantile in quantiles)]
+            sums += [(shifts.sum(), replies), (shifts.var(unbiased=False) * replies, replies)]
+            measures |= dict(zip(GUIDED_MEASURES, sums, strict=True))
         return measures
