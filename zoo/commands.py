@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import logging
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,10 +107,20 @@ class ZooCLI(LightningCLI):
 
 def run(args: list[str]) -> None:
     """One LightningCLI command; ends the process with status 2 and one line on a configuration that cannot work."""
+    _hush()
     try:
         ZooCLI(args + model_of_checkpoint(args))
     except (ConfigError, WeightsError) as error:
         sys.exit(_exit_line(str(error)))
+
+
+def _hush() -> None:
+    """Leave out what Lightning says to everybody and nobody here can act on."""
+    for text in (".*treespec, LeafSpec", ".*module.s. in eval mode", ".*does not have many workers"):
+        warnings.filterwarnings("ignore", message=text)
+    advert = ("litlogger", "litmodels")
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(lambda record: not any(word in record.getMessage() for word in advert))
 
 
 def model_of_checkpoint(args: list[str]) -> list[str]:
