@@ -46,6 +46,8 @@ class OnlineSampler(pl.Callback):
         generator = torch.Generator(pl_module.device).manual_seed(seed)
         jobs = [job for job in data.iteration_jobs(trainer.current_epoch) if job.group % world_size == rank]
         groups, facts = self.collect(pl_module, jobs, generator)
+        if self._played and not any(trajectory.written or trajectory.reward is None for trajectory in self._played):
+            raise ConfigError("no episode had room for a reply: raise data.context.max_tokens")
         rows, credited = pl_module.credit(groups)
         facts = {**facts, **credited, **_episode_facts(groups)}
         facts["played"], facts["written"] = [float(len(self._played))], [float(sum(t.written for t in self._played))]

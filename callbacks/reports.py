@@ -107,6 +107,9 @@ class TrajectoryLog(pl.Callback):
         with self._path(trainer).open("a") as file:
             file.writelines(json.dumps(describe(trajectory), default=str) + "\n" for trajectory in kept)
 
+    on_predict_epoch_start = on_test_epoch_start
+    on_predict_batch_end = on_test_batch_end  # type: ignore[assignment]
+
     def _path(self, trainer: pl.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "trajectories.jsonl"
 

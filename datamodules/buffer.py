@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from zoo.errors import ConfigError
 from zoo.rollout.trajectory import Row
 
 Batch = dict[str, Tensor]
@@ -56,14 +57,15 @@ class RolloutBuffer:
         """Replace the rows by those of a new iteration; rows without a trained token teach nothing and are left out.
 
         Raises:
-            ValueError: a row longer than the token budget, or tensors of a row that differ in length.
+            ConfigError: a row longer than the token budget.
+            ValueError: tensors of a row that differ in length.
         """
         # A prompt that filled the context leaves such a row; a trajectory of only these would be divided by 0 tokens.
         rows = [row for row in rows if bool(row["mask"].any())]
         for row in rows:
             length = len(row["ids"])
             if length > self.micro_batch_tokens:
-                raise ValueError(_WIDER_THAN_BUDGET.format(length=length, budget=self.micro_batch_tokens))
+                raise ConfigError(_WIDER_THAN_BUDGET.format(length=length, budget=self.micro_batch_tokens))
             odd = {name for name, value in _tensors(row).items() if value.dim() and len(value) != length}
             if odd:
                 raise ValueError(f"row tensors {sorted(odd)} are not as long as its ids ({length})")

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from datamodules.rollouts import RolloutDataModule
+from zoo.errors import ConfigError
 from zoo.rollout.trajectory import Job, Row, Segment
 
 
@@ -34,7 +35,7 @@ class DemonstrationDataModule(RolloutDataModule):
         """The rows of one iteration.
 
         Raises:
-            ValueError: a training task whose solution the environment does not tell, or that does not fit the context.
+            ConfigError: a training task whose solution the environment does not tell, or that does not fit the context.
         """
         rows = []
         for place, job in enumerate(self.iteration_jobs(iteration)):
@@ -57,7 +58,7 @@ class DemonstrationDataModule(RolloutDataModule):
         observation, info = env.reset(seed=job.task.seed, options={"split": job.task.split, **job.task.options})
         actions = info.get("action_data")
         if not actions:
-            raise ValueError(f"{self.environment} tells no action_data for {job.task}: nothing to demonstrate")
+            raise ConfigError(f"{self.environment} tells no action_data for {job.task}: nothing to demonstrate")
         segment = Segment.begin(self.protocol.prompt(tokenizer, observation, info, self._notes(actions, info, rng)))
         for index, action in enumerate(actions):
             ids = self.protocol.action(tokenizer, action, info)
@@ -66,7 +67,7 @@ class DemonstrationDataModule(RolloutDataModule):
             if terminated or truncated or index == len(actions) - 1:
                 return segment
             if not self.context.extend(segment, self.protocol.observation(tokenizer, observation, info)):
-                raise ValueError(f"{job.task} does not fit into context.max_tokens={self.context.max_tokens}")
+                raise ConfigError(f"{job.task} does not fit into context.max_tokens={self.context.max_tokens}")
         return segment
 
     def _notes(self, actions: list[str], info: dict[str, Any], rng: random.Random) -> str:

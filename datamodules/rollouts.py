@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import UserList
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import datamodules.environments  # noqa: F401 - registers zoo/*
 from datamodules.buffer import RolloutBuffer
+from zoo.errors import ConfigError
 from zoo.rollout.context import AppendOnly, ContextManager
 from zoo.rollout.protocol import Protocol, WordProtocol
 from zoo.rollout.trajectory import Job, Split, Task
@@ -31,7 +33,8 @@ class RolloutDataModule(pl.LightningDataModule):
     iterations and a resumed run goes on where it stopped. Nothing about the order is state: it follows from the iteration.
 
     Args:
-        environment: a gymnasium id, e.g. ``zoo/ClueLock-v0``; its observations and actions are text.
+        environment: a gymnasium id, e.g. ``zoo/ClueLock-v0``, or ``module:id`` where a module must be imported to register it;
+            its observations and actions are text.
         environment_args: arguments of the environment.
         protocol: how text becomes tokens and back; word level if absent.
         context: what the policy still sees of an episode; append-only if absent.
@@ -75,7 +78,9 @@ class RolloutDataModule(pl.LightningDataModule):
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, not {value}")
-        if environment not in gymnasium.registry:
+        if module := environment.rpartition(":")[0]:
+            importlib.import_module(module)
+        if environment.rpartition(":")[2] not in gymnasium.registry:
             known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("zoo/")))
             raise ValueError(f"data.environment: no gymnasium environment {environment!r}; the zoo has {known}")
         self.environment, self.environment_args = environment, environment_args or {}
@@ -92,9 +97,18 @@ class RolloutDataModule(pl.LightningDataModule):
             self.buffer.rank, self.buffer.world_size = self.trainer.global_rank, self.trainer.world_size
 
     def environments(self, count: int) -> Sequence[gymnasium.Env[str, str]]:
-        """``count`` environments, kept for the next call."""
+        """``count`` environments, kept for the next call.
+
+        Raises:
+            ConfigError: the environment does not take its arguments.
+        """
         while len(self._environments) < count:
-            made = gymnasium.make(self.environment, disable_env_checker=True, **self.environment_args)
+            try:
+                made = gymnasium.make(self.environment, disable_env_checker=True, **self.environment_args)
+            except ConfigError:
+                raise
+            except (TypeError, ValueError) as error:  # an argument it does not have, or does not take
+                raise ConfigError(f"data.environment_args: {error}") from error
             self._environments.append(made.unwrapped)
         return self._environments[:count]
 
@@ -103,11 +117,12 @@ class RolloutDataModule(pl.LightningDataModule):
         """The words a word-level policy for this world needs.
 
         Raises:
-            ValueError: the environment does not say which words it uses.
+            ConfigError: the environment does not say which words it uses.
         """
         words = getattr(self.environments(1)[0], "vocabulary", None)
         if words is None:
-            raise ValueError(f"{self.environment} has no `vocabulary`: start from weights that bring a tokenizer")
+            fix = "add this attribute, or start from weights whose tokenizer knows any text"
+            raise ConfigError(f"{self.environment} has no `vocabulary`, which word-level policies need: {fix}")
         return (*self.protocol.words, *words)
 
     def task_info(self, task: Task) -> dict[str, Any]:

@@ -31,8 +31,8 @@ _CORPUS = ["look around\n\ntake the coin", "go north\ngo south", "the lock is op
 def chat_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     """A tokenizer of about 300 tokens that merges spaces and line ends with what stands beside them."""
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(

@@ -17,14 +17,25 @@ from callbacks.online_sampling import OnlineSampler
 from zoo import objectives
 from zoo.checkpoints import PretrainedMixin
 from zoo.errors import ConfigError
+from zoo.registry import register_model
 from zoo.rollout.loop import World, play
 from zoo.rollout.trajectory import Job, Row, Task, Trajectory
 
 Facts = dict[str, list[float]]
 Measures = dict[str, tuple[Tensor, Tensor]]  # name -> sum, and the number of things summed
+_LEAST = {
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "gradient_clip": 0,
+    "temperature": 0,
+    "eval_temperature": 0,
+    "kl_coef": 0,
+}
+_LEAST |= {"clip_low": 0, "clip_high": 0, "eval_samples": 1, "loss_length": 1}
 Group = list[Trajectory]
 
 
+@register_model
 class AgentModule(PretrainedMixin, pl.LightningModule):
     """A language-model agent trained on its own episodes by a clipped policy gradient with group-relative advantages.
 
@@ -51,6 +62,9 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         kl_estimator: ``k1``, ``k2`` or ``k3``.
         aggregation: ``token_mean`` over the minibatch, ``sequence_mean``, or ``fixed_length`` (divided by ``loss_length``).
         loss_length: tokens per trajectory that ``fixed_length`` divides by.
+
+    Raises:
+        ConfigError: a value that makes no sense.
     """
 
     def __init__(
@@ -78,6 +92,13 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        for name, least in _LEAST.items():
+            if self.hparams[name] < least:
+                raise ConfigError(f"model.{name} must be at least {least}, not {self.hparams[name]}")
+        if eval_samples > 1 and eval_temperature == 0:
+            raise ConfigError(
+                f"model.eval_samples={eval_samples} greedy episodes are all equal: raise eval_temperature"
+            )
         self.automatic_optimization = False  # one optimiser step per minibatch of several micro-batches
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.init_policy()
@@ -265,12 +286,15 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def test_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:  # type: ignore[override]
         return self.evaluate(tasks, batch_idx)
 
-    def evaluate(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
-        """Play the tasks without any behaviour and keep the scores."""
-        samples = self.hparams.eval_samples
+    def predict_step(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+        """Play the tasks without any behaviour."""
         generator = torch.Generator(self.device).manual_seed(1 + batch_idx)
-        jobs = [Job(task, group) for group, task in enumerate(tasks) for _ in range(samples)]
-        trajectories = self.play(jobs, self.hparams.eval_temperature, generator) if jobs else []
+        jobs = [Job(task, group) for group, task in enumerate(tasks) for _ in range(self.hparams.eval_samples)]
+        return self.play(jobs, self.hparams.eval_temperature, generator) if jobs else []
+
+    def evaluate(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
+        """Play the tasks and keep the scores."""
+        samples, trajectories = self.hparams.eval_samples, self.predict_step(tasks, batch_idx)
         for name, values in evaluation_scores(trajectories, samples).items():
             metric = self.scores.setdefault(name, MeanMetric().to(self.device))
             metric.update(torch.tensor(values, device=self.device))

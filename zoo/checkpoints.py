@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from datamodules.rollouts import RolloutDataModule
 from zoo import hub
-from zoo.cards import Card, read_card
+from zoo.cards import Card, read_card, shorten, weights_folders
 from zoo.errors import ConfigError
 from zoo.policy.causal import CausalPolicy
 from zoo.policy.loading import load_policy, policy_from_card, tokenizer_card, with_lora, word_policy
@@ -49,10 +50,23 @@ class PretrainedMixin(_Base):
             self._set_policy(load_policy(self.hparams.weights, self.hparams.lora))
 
     def configure_model(self) -> None:
-        """Build a random policy over the world's vocabulary, where no weights were given."""
-        if not hasattr(self, "policy") and self._trainer is not None:  # without a trainer, a checkpoint tells the words
-            words = self.trainer.datamodule.vocabulary  # type: ignore[attr-defined]
-            self._set_policy(with_lora(word_policy(self.hparams.architecture, words), self.hparams.lora))
+        """Build a random policy over the world's vocabulary, where no weights were given.
+
+        Raises:
+            ConfigError: a word-level policy that does not know words of the world.
+        """
+        if self._trainer is None:  # then a checkpoint tells the words
+            return
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not hasattr(self, "policy"):
+            self._set_policy(with_lora(word_policy(self.hparams.architecture, data.vocabulary), self.hparams.lora))
+        elif self.policy.word_level and isinstance(data, RolloutDataModule):
+            known = self.policy.tokenizer.get_vocab()
+            if unknown := [word for word in data.vocabulary if word not in known]:
+                raise ConfigError(
+                    f"the policy does not know {len(unknown)} words of this world and protocol ({shorten(unknown)}): "
+                    "start from weights made for them"
+                )
 
     def _set_policy(self, policy: CausalPolicy) -> None:
         self.policy = policy
@@ -103,11 +117,17 @@ class PretrainedMixin(_Base):
         """Write weights and card; see :func:`zoo.hub.save`.
 
         Args:
-            folder: where to; made if absent.
+            folder: where to; made if absent. A weights folder takes word-level policies only.
             name: of the checkpoint, ``<class>.local`` if absent.
             fields: further fields of the card (summary, task, metric, training, source ...).
+
+        Raises:
+            ConfigError: tokenizer files would lie among the cards of a weights folder.
         """
-        policy = copy.deepcopy(self.policy)
+        folder = Path(folder).expanduser()
+        if not self.policy.word_level and folder.resolve() in weights_folders():
+            raise ConfigError(f"{folder}: this policy brings tokenizer files: save it into a folder of its own")
+        policy = copy.deepcopy(self.policy) if self.policy.uses_adapter else self.policy
         policy.merge_adapter()
         hparams = {key: value for key, value in self.hparams.items() if key not in _NOT_IN_CARD}
         described: dict[str, Any] = {

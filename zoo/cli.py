@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 
 from zoo.cards import WeightsError, list_cards, read_card
+from zoo.errors import ConfigError
 
+_COMMANDS = ("fit", "validate", "test", "predict", "list", "show")
 _HELP = """usage: zoo COMMAND ...
 
   zoo fit  --config X.yaml [--key value ...]   train
@@ -27,12 +30,17 @@ def main(args: list[str] | None = None) -> None:
             print(_HELP)
         elif command in ("list", "show"):
             _cards(command, args[1:])
+        elif command not in _COMMANDS:
+            nearest = difflib.get_close_matches(command, _COMMANDS, n=1)
+            sys.exit(
+                fail(f"no command {command!r}: {f'did you mean {nearest[0]}?' if nearest else 'see `zoo --help`'}")
+            )
         else:
             from zoo.commands import run
 
             run(args)
-    except WeightsError as error:
-        sys.exit(_fail(str(error)))
+    except (ConfigError, WeightsError) as error:
+        sys.exit(fail(str(error)))
 
 
 def _cards(command: str, args: list[str]) -> None:
@@ -43,9 +51,10 @@ def _cards(command: str, args: list[str]) -> None:
     elif command == "show" and len(args) == 1:
         print(format_card(read_card(args[0])))
     else:
-        sys.exit(_fail(f"usage: zoo {command} {'[PATTERN]' if command == 'list' else 'NAME'}"))
+        sys.exit(fail(f"usage: zoo {command} {'[PATTERN]' if command == 'list' else 'NAME'}"))
 
 
-def _fail(message: str) -> int:
-    print(f"zoo: {message}", file=sys.stderr)
+def fail(message: str) -> int:
+    """Say in one line why a command is refused; the exit status."""
+    print("zoo:", *message.split(), file=sys.stderr)
     return 2

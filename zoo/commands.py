@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import json
 import logging
-import re
+import pickle
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
+from omegaconf.errors import OmegaConfBaseException
 
 import datamodules  # noqa: F401 - so that bare class names resolve
 from callbacks import LearningCurves, TrajectoryLog
 from datamodules import RolloutDataModule
 from zoo.agent import AgentModule
-from zoo.cards import WeightsError
 from zoo.errors import ConfigError
+from zoo.mistakes import ZooParser, readable
 from zoo.registry import BUILT_IN, model_class
-from zoo.rollout.context import ContextManager
-from zoo.rollout.protocol import Protocol
 
-
-class ZooParser(LightningArgumentParser):
-    """Says in one line what is wrong and what was probably meant."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:
-            super().error(message, ex)  # one of several types being tried
-        sys.exit(_exit_line(readable(message)))
+_ADVERTS = ("litlogger", "litmodels", "TPU available", "GPU available: False")
 
 
 class ZooCLI(LightningCLI):
@@ -67,9 +58,9 @@ class ZooCLI(LightningCLI):
         """The command line and the config win over what a checkpoint was trained with; differences are announced."""
         config = self.config[self.config["subcommand"]]
         path, given = config.get("ckpt_path"), config["model"]
-        if not path or not Path(path).is_file():
+        if not path or path in ("best", "last", "hpc") or "://" in path:  # Lightning finds those
             return
-        stored = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
+        stored = read_checkpoint(path)["hyper_parameters"]
         for key, value in (given.get("init_args") or {}).items():
             if key in stored and stored[key] != value:
                 rank_zero_info(f"model.{key} is {value} in this run; the checkpoint was made with {stored[key]}")
@@ -106,70 +97,54 @@ class ZooCLI(LightningCLI):
 
 
 def run(args: list[str]) -> None:
-    """One LightningCLI command; ends the process with status 2 and one line on a configuration that cannot work."""
+    """One LightningCLI command.
+
+    Raises:
+        ConfigError, WeightsError: a configuration that cannot work; options that do not exist end the process.
+    """
     _hush()
+    if "" not in sys.path:
+        sys.path.append("")  # so that classes of the user's own are found from the `zoo` script as from `python -m zoo`
     try:
         ZooCLI(args + model_of_checkpoint(args))
-    except (ConfigError, WeightsError) as error:
-        sys.exit(_exit_line(str(error)))
+    except (MisconfigurationException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _hush() -> None:
     """Leave out what Lightning says to everybody and nobody here can act on."""
-    for text in (".*treespec, LeafSpec", ".*module.s. in eval mode", ".*does not have many workers"):
-        warnings.filterwarnings("ignore", message=text)
-    advert = ("litlogger", "litmodels")
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logger.addFilter(lambda record: not any(word in record.getMessage() for word in advert))
+    for text in ("treespec, LeafSpec", "module.s. in eval mode", "does not have many workers", "dirpath has changed"):
+        warnings.filterwarnings("ignore", message=f".*{text}")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advert)
+
+
+def _no_advert(record: logging.LogRecord) -> bool:
+    return not any(word in record.getMessage() for word in _ADVERTS)
 
 
 def model_of_checkpoint(args: list[str]) -> list[str]:
     """``--model`` as a checkpoint remembers it, where ``--ckpt_path`` is given and nothing says which model."""
     paths = [after for arg, after in zip(args, [*args[1:], ""], strict=True) if arg == "--ckpt_path"]
     paths += [arg.partition("=")[2] for arg in args if arg.startswith("--ckpt_path=")]
-    if not paths or not Path(paths[-1]).is_file() or any(arg.startswith(("--model", "--config", "-c")) for arg in args):
+    if not paths or any(arg.startswith(("--model", "--config", "-c")) for arg in args):
         return []
-    stored = torch.load(paths[-1], weights_only=True, map_location="cpu")
+    stored = read_checkpoint(paths[-1])
     settings = {key: value for key, value in stored["hyper_parameters"].items() if not key.startswith("_")}
     return ["--model", json.dumps({"class_path": stored["zoo_class"], "init_args": settings})]
 
 
-def _exit_line(message: str) -> int:
-    print(f"zoo: {message}", file=sys.stderr)
-    return 2
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """A checkpoint of a run, which holds plain data only.
 
-
-def readable(message: str) -> str:
-    """The telling part of a jsonargparse message, with the nearest valid name where one was misspelt."""
-    union = re.search(
-        r"Errors:\n(.*?)\n\s*(?:- Expected a <class 'NoneType'>\n\s*)?Given value type", message, re.DOTALL
-    )
-    key = re.search(r'(?:Parser key|Key) "?([\w.]+)"?', message)
-    text = " ".join((union.group(1) if union else message).split()).removeprefix("- ")
-    text = re.sub(r"- Expected a <class 'NoneType'>", "", text).strip()
-    if union and key:
-        text = f"{key.group(1)}: {text}"
-    wrong = re.search(
-        r"Option '([\w.]+)' is not accepted|dot import path string: (\w+)|nrecognized arguments: --([\w.]+)", message
-    )
-    if wrong is None:
-        return text
-    name = next(filter(None, wrong.groups())).split(".")[-1]
-    nearest = difflib.get_close_matches(name, _known_names(), n=1)
-    what = "class" if name[0].isupper() else "option"
-    hint = f"did you mean {nearest[0]}?" if nearest else "see `zoo fit --help`"
-    return f"no {what} {name!r} here: {hint}"
-
-
-def _known_names() -> set[str]:
-    """Names of the classes a config may use and of their arguments."""
-    names = set(inspect.signature(Trainer).parameters)
-    for base in (AgentModule, RolloutDataModule, Protocol, ContextManager):
-        for known in {base, *_subclasses(base)}:
-            names |= {known.__name__, *inspect.signature(known).parameters} - {"kwargs"}
-    return names
-
-
-def _subclasses(base: type) -> set[type]:
-    direct: set[type] = set(base.__subclasses__())
-    return direct.union(*(_subclasses(known) for known in direct))
+    Raises:
+        ConfigError: no such file, or one that ``zoo fit`` did not write.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"ckpt_path: there is no file {path}")
+    try:
+        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"ckpt_path: {path} is no checkpoint of a run; weights go into --model.weights") from error
+    if "zoo_class" not in stored:
+        raise ConfigError(f"ckpt_path: {path} is a checkpoint of another program")
+    return dict(stored)

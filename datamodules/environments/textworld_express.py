@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 import gymnasium
 from gymnasium import spaces
 
+from zoo.errors import ConfigError
+
 WORDS = Path(__file__).with_name("textworld_express.words.txt")
 _FOLDS = {"train": "train", "val": "dev", "test": "test"}
 
 
-class WorldMissing(RuntimeError):
+class WorldMissing(ConfigError):
     """The game engine cannot be started; the message says what to install."""
 
 

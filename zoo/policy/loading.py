@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from zoo import hub
 from zoo.cards import Card, CardError, UnknownCheckpointError, find_card, list_names
+from zoo.errors import ConfigError
 from zoo.policy.causal import CausalPolicy
 from zoo.policy.words import tokenizer_words, word_tokenizer
 
@@ -49,15 +51,27 @@ def word_policy(architecture: dict[str, Any], words: Sequence[str]) -> CausalPol
     Args:
         architecture: a transformers config as plain data; ``model_type`` says which.
         words: the vocabulary; its size overrides ``vocab_size``.
+
+    Raises:
+        ConfigError: an architecture that transformers does not know or cannot build.
     """
     tokenizer = word_tokenizer(words)
     settings = {**architecture, "vocab_size": len(tokenizer)}
     settings |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    return CausalPolicy(_random_model(settings), tokenizer)
+
+
+def _random_model(architecture: dict[str, Any]) -> PreTrainedModel:
+    settings = dict(architecture)
     model_type = settings.pop("model_type", None)
-    if model_type is None:
-        raise ValueError("architecture needs the key 'model_type', for example {model_type: llama, hidden_size: 128}")
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
-    return CausalPolicy(model, tokenizer)
+    if model_type not in CONFIG_MAPPING:
+        nearest = difflib.get_close_matches(model_type or "", list(CONFIG_MAPPING), n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "for example {model_type: llama, hidden_size: 128}"
+        raise ConfigError(f"model.architecture needs a model_type that transformers knows, not {model_type!r}: {hint}")
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
+    except (ValueError, StrictDataclassError) as error:
+        raise ConfigError(f"model.architecture: {error}") from error
 
 
 def policy_from_card(card: Card, source: str) -> CausalPolicy:
@@ -71,10 +85,7 @@ def policy_from_card(card: Card, source: str) -> CausalPolicy:
         return word_policy(card.architecture, card.tokenizer["words"])
     if kind != "files":
         raise CardError(f"{card.name}: unknown tokenizer kind {kind!r}: upgrade agentic-zoo")
-    settings = dict(card.architecture)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return CausalPolicy(model, AutoTokenizer.from_pretrained(source))
+    return CausalPolicy(_random_model(card.architecture), AutoTokenizer.from_pretrained(source))
 
 
 def tokenizer_card(policy: CausalPolicy) -> dict[str, Any]:
@@ -83,12 +94,19 @@ def tokenizer_card(policy: CausalPolicy) -> dict[str, Any]:
 
 
 def with_lora(policy: CausalPolicy, lora: dict[str, Any] | None) -> CausalPolicy:
-    """Freeze the policy and put a LoRA adapter on it (``None`` leaves it as it is)."""
+    """Freeze the policy and put a LoRA adapter on it (``None`` leaves it as it is).
+
+    Raises:
+        ConfigError: arguments that peft does not take, or modules that the network does not have.
+    """
     if lora is None:
         return policy
     from peft import LoraConfig, get_peft_model
 
-    policy.model = get_peft_model(policy.model, LoraConfig(task_type="CAUSAL_LM", **lora))
+    try:
+        policy.model = get_peft_model(policy.model, LoraConfig(task_type="CAUSAL_LM", **lora))
+    except (TypeError, ValueError) as error:  # an argument that peft does not know, or no such modules in this network
+        raise ConfigError(f"model.lora: {error}") from error
     return policy
 
 
@@ -111,7 +129,9 @@ def _gguf_path(weights: str) -> Path:
         path = Path(weights)
     else:
         package, _, inner = weights.removeprefix("pkg:").partition("/")
-        spec = importlib.util.find_spec(package)  # finds the folder without running the package
+        # Of a package that is absent, a part cannot be asked for. The folder is found without running the package.
+        top = package and importlib.util.find_spec(package.split(".")[0])
+        spec = importlib.util.find_spec(package) if top else None
         if spec is None or not spec.submodule_search_locations:
             raise FileNotFoundError(f"{weights}: the package {package!r} is not installed; {_GGUF_HELP}")
         path = Path(spec.submodule_search_locations[0]) / inner

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from zoo.errors import ConfigError
 from zoo.policy.words import END
 
 Info = dict[str, Any]
@@ -95,7 +96,7 @@ class WordProtocol(Protocol):
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
         if any(number > _NUMBERS for number, _ in plan):
-            raise ValueError(f"WordProtocol numbers actions up to {_NUMBERS}; this plan has turn {max(plan)[0]}")
+            raise ConfigError(f"WordProtocol numbers actions up to {_NUMBERS}; this plan has turn {max(plan)[0]}")
         return " ".join(["hint", *(f"{number} {action}" for number, action in plan)])
 
 
@@ -139,9 +140,9 @@ class ChoiceProtocol(WordProtocol):
     def _listed(self, observation: str, info: Info) -> str:
         actions = info.get("admissible_actions")
         if actions is None:
-            raise ValueError("ChoiceProtocol needs an environment that reports info['admissible_actions']")
+            raise ConfigError("ChoiceProtocol needs an environment that reports info['admissible_actions']")
         if len(actions) > len(self.labels):
-            raise ValueError(f"{len(actions)} admissible actions but {len(self.labels)} labels: raise protocol.labels")
+            raise ConfigError(f"{len(actions)} admissible actions but {len(self.labels)} labels: raise protocol.labels")
         # A label stands behind its action, so that a causal model has read the action when it reads the label.
         return " ".join(
             [*(f"{action} {label}" for action, label in zip(actions, self.labels, strict=False)), observation]
@@ -208,7 +209,7 @@ class ChatProtocol(Protocol):
 
     def _render(self, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], reply_next: bool) -> str:
         if tokenizer.chat_template is None:
-            raise ValueError("ChatProtocol needs a tokenizer with a chat template; use WordProtocol or ChoiceProtocol")
+            raise ConfigError("ChatProtocol needs a tokenizer with a chat template; use WordProtocol or ChoiceProtocol")
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_next))
 
     def _end(self, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -217,6 +218,6 @@ class ChatProtocol(Protocol):
         after = self._render(tokenizer, messages, False).split(self._mark)[-1]
         special = [token for token in tokenizer.all_special_tokens if token in after]
         if not special:
-            raise ValueError("the chat template closes a reply with no special token, so a reply's end cannot be seen")
+            raise ConfigError("the chat template closes a reply with no special token, so a reply's end cannot be seen")
         first = min(special, key=after.index)
         return after[: after.index(first) + len(first)]
