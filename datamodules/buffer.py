@@ -94,7 +94,8 @@ class RolloutBuffer:
         written: Counter[int] = Counter()
         for row in rows:
             written[int(row["trajectory"])] += int(row["mask"].sum())
-        packed = self._pack(rows)
+        # Rows that pull nowhere cost no pass, but their tokens count in the means over the minibatch.
+        packed = self._pack([row for row in rows if bool(row["advantages"].any()) or "reference_logprobs" in row])
         while len(packed) % self.world_size:
             packed.append([_silent(rows[0])])
         return [collate(micro, written) for micro in packed[self.rank :: self.world_size]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,26 +11,48 @@ from transformers import PreTrainedTokenizerBase
 
 from datamodules.rollouts import RolloutDataModule
 from zoo.errors import ConfigError
-from zoo.rollout.trajectory import Job, Row, Segment
+from zoo.rollout.context import ContextManager
+from zoo.rollout.loop import Episode, Stage, perform
+from zoo.rollout.trajectory import Job, Row
 
 
 class DemonstrationDataModule(RolloutDataModule):
-    """Plays the known actions of training tasks and hands them out as rows; evaluation is by rollout, as everywhere.
+    """Plays training tasks by script and hands the episodes out as rows; evaluation is by rollout, as everywhere.
+
+    A world that has ``script(view, rng)`` is played by it: an expert that knows only the text in view, so it can be played under
+    any context manager; ``note(observation)`` and ``digest(view)`` then write findings and summaries, and a selection is right
+    by ``selection_skill`` and otherwise drawn. Other worlds tell their solution as ``info["action_data"]``.
 
     Args:
         guided_share: share of demonstrations that show some of their actions as guidance in the prompt, so that a
             policy learns to follow guidance.
         hint_noise: share of the shown actions that are replaced by random ones, so that it follows, but not blindly.
+        contexts: context managers that take turns, so that one policy learns to live under any; ``context`` if absent.
+        selection_skill: how often a demonstrated selection names the records that the world says are needed.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration has ``tasks_per_iteration`` demonstrations.
     """
 
-    def __init__(self, guided_share: float = 0.0, hint_noise: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        guided_share: float = 0.0,
+        hint_noise: float = 0.0,
+        contexts: list[ContextManager] | None = None,
+        selection_skill: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        for name, value in {"guided_share": guided_share, "hint_noise": hint_noise}.items():
+        shares = {"guided_share": guided_share, "hint_noise": hint_noise, "selection_skill": selection_skill}
+        for name, value in shares.items():
             if not 0 <= value <= 1:
-                raise ValueError(f"data.{name} is a share between 0 and 1, not {value}")
-        self.guided_share, self.hint_noise = guided_share, hint_noise
+                raise ConfigError(f"data.{name} is a share between 0 and 1, not {value}")
+        self.guided_share, self.hint_noise, self.selection_skill = guided_share, hint_noise, selection_skill
+        self.contexts: Sequence[ContextManager] = contexts or [self.context]
         self.group_size = 1
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        more = (word for context in self.contexts for word in context.words(self.protocol))
+        return tuple(dict.fromkeys([*super().vocabulary, *more]))
 
     def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
         """The rows of one iteration.
@@ -37,45 +60,86 @@ class DemonstrationDataModule(RolloutDataModule):
         Raises:
             ConfigError: a training task whose solution the environment does not tell, or that does not fit the context.
         """
-        rows = []
-        for place, job in enumerate(self.iteration_jobs(iteration)):
-            rng = random.Random(f"{self.seed} {iteration} {place}")
-            segment = self._demonstrate(job, tokenizer, rng)
-            mask = torch.tensor(segment.mask)
-            rows.append(
-                Row(
-                    ids=torch.tensor(segment.ids),
-                    mask=mask,
-                    old_logprobs=torch.zeros(len(mask)),
-                    advantages=mask.float(),
-                    trajectory=torch.tensor(place),
-                )
+        jobs = [Job(job.task, place) for place, job in enumerate(self.iteration_jobs(iteration))]
+        scripts = {job.group: _Script(self, job, random.Random(f"{self.seed} {iteration} {job.group}")) for job in jobs}
+        rows: list[Row] = []
+        for index, context in enumerate(self.contexts):
+            stage = Stage(self.protocol, context, self.max_turns, self.environments)
+            played = perform(
+                lambda episode: scripts[episode.job.group].say(episode),
+                tokenizer,
+                stage,
+                jobs[index :: len(self.contexts)],
+                lambda job: scripts[job.group].notes,
             )
+            for trajectory in played:
+                if trajectory.finish == "context_full" and not scripts[trajectory.job.group].scripted:
+                    limit = f"context.max_tokens={context.max_tokens}"
+                    raise ConfigError(f"{trajectory.job.task} does not fit into {limit}")
+                for segment in trajectory.segments:
+                    mask = torch.tensor(segment.mask)
+                    rows.append(
+                        Row(
+                            ids=torch.tensor(segment.ids),
+                            mask=mask,
+                            old_logprobs=torch.zeros(len(mask)),
+                            advantages=mask.float(),
+                            trajectory=torch.tensor(trajectory.job.group),
+                        )
+                    )
         return rows
 
-    def _demonstrate(self, job: Job, tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Segment:
-        env = self.environments(1)[0]
-        observation, info = env.reset(seed=job.task.seed, options={"split": job.task.split, **job.task.options})
-        actions = info.get("action_data")
-        if not actions:
-            raise ConfigError(f"{self.environment} tells no action_data for {job.task}: nothing to demonstrate")
-        segment = Segment.begin(self.protocol.prompt(tokenizer, observation, info, self._notes(actions, info, rng)))
-        for index, action in enumerate(actions):
-            ids = self.protocol.action(tokenizer, action, info)
-            segment.write(ids, [0.0] * len(ids))
-            observation, _, terminated, truncated, info = env.step(action)
-            if terminated or truncated or index == len(actions) - 1:
-                return segment
-            if not self.context.extend(segment, self.protocol.observation(tokenizer, observation, info)):
-                raise ConfigError(f"{job.task} does not fit into context.max_tokens={self.context.max_tokens}")
-        return segment
 
-    def _notes(self, actions: list[str], info: dict[str, Any], rng: random.Random) -> str:
-        if rng.random() >= self.guided_share:
-            return ""
-        plan = list(enumerate(actions, 1))[: rng.randint(1, len(actions))]
-        rng.shuffle(plan)  # so that guidance is followed by its numbers, not by its place
-        admissible = info.get("admissible_actions") or actions
-        return self.protocol.guidance(
-            [(number, rng.choice(admissible) if rng.random() < self.hint_noise else action) for number, action in plan]
-        )
+class _Script:
+    """What one demonstration says."""
+
+    def __init__(self, data: DemonstrationDataModule, job: Job, rng: random.Random) -> None:
+        self.data, self.rng, self.notes = data, rng, ""
+        self.scripted = hasattr(data.environments(1)[0], "script")
+        if self.scripted:
+            return
+        info = data.task_info(job.task)
+        self.actions = info.get("action_data") or []
+        if not self.actions:
+            raise ConfigError(f"{data.environment} tells no action_data for {job.task}: nothing to demonstrate")
+        if rng.random() < data.guided_share:
+            plan = list(enumerate(self.actions, 1))[: rng.randint(1, len(self.actions))]
+            rng.shuffle(plan)  # so that guidance is followed by its numbers, not by its place
+            admissible = info.get("admissible_actions") or self.actions
+            self.notes = data.protocol.guidance(
+                [(turn, rng.choice(admissible) if rng.random() < data.hint_noise else action) for turn, action in plan]
+            )
+
+    def say(self, episode: Episode) -> tuple[str, str] | None:
+        """What the next reply says to the memory, and the action."""
+        view, env = episode.seen, episode.env
+        if not self.scripted:
+            turn = len(episode.turns)
+            return ("", self.actions[turn]) if turn < len(self.actions) else None
+        seen = view.opening.decode(view.segment.ids)
+        if view.wants == "selection":
+            return self._selection(episode), ""
+        if view.wants == "summary":
+            return f"<summary> {self._digest(env.digest(seen), view.room() - 3)} </summary>", ""  # type: ignore[attr-defined]
+        finding = f"<finding> {env.note(episode.observation)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
+        return finding, env.script(seen, self.rng)  # type: ignore[attr-defined]
+
+    def _selection(self, episode: Episode) -> str:
+        """A selection: the needed records or random ones, by ``selection_skill``."""
+        view: Any = episode.seen
+        gold = episode.env.gold() if self.rng.random() < self.data.selection_skill else ()  # type: ignore[attr-defined]
+        chosen = [record for record in view.archive if record.action in gold]
+        if not chosen:
+            chosen = self.rng.sample(view.archive, min(len(view.archive), self.rng.randint(1, view.manager.choose)))
+        self.rng.shuffle(chosen)
+        phrases = view.opening.protocol.phrases
+        lines = " ".join(phrases.turn.format(record.turn) for record in chosen[: view.manager.choose])
+        return f"<selection> {lines} </selection>"
+
+    def _digest(self, facts: list[str], limit: int) -> str:
+        """As many of the facts, in random order, as fit into ``limit`` words."""
+        words: list[str] = []
+        for fact in self.rng.sample(facts, len(facts)):
+            if len(words) + len(fact.split()) <= limit:
+                words += fact.split()
+        return " ".join(words)

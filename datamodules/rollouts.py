@@ -123,7 +123,7 @@ class RolloutDataModule(pl.LightningDataModule):
         if words is None:
             fix = "add this attribute, or start from weights whose tokenizer knows any text"
             raise ConfigError(f"{self.environment} has no `vocabulary`, which word-level policies need: {fix}")
-        return (*self.protocol.words, *words)
+        return tuple(dict.fromkeys([*self.protocol.words, *self.context.words(self.protocol), *words]))
 
     def task_info(self, task: Task) -> dict[str, Any]:
         """What the environment tells at the start of a task."""

@@ -231,7 +231,8 @@ def test_equal_rewards_leave_no_rows_and_are_counted(kind: str) -> None:
     rows, facts = module.credit([[episode(0.1, 0) for _ in range(3)], [episode(float(n), 1) for n in range(3)]])
     assert len(rows) == 3  # of the mixed group
     assert facts["groups_mixed"] == [0.0, 1.0]
-    assert module.advantages(torch.full((3,), 0.1)).tolist() == [0.0] * 3  # exactly, where somebody keeps such groups
+    same = [episode(0.1, 0) for _ in range(3)]
+    assert module.advantages(same).tolist() == [0.0] * 3  # exactly, where somebody keeps such groups
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "ACTGuidePolicy": "zoo.actguide.module",
     "AgentModule": "zoo.agent",
+    "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
     "create_model": "zoo.registry",
     "list_models": "zoo.registry",

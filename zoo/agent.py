@@ -130,13 +130,16 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
             mixed = len(scored) > 1 and bool((rewards != rewards[0]).any())
             facts["groups_mixed"].append(float(mixed))
             facts["groups_rewarded"].append(float(bool((rewards > 0).any())))
-            for advantage, trajectory in zip(self.advantages(rewards) if mixed else (), scored, strict=mixed):
-                rows += self.rows(trajectory, float(advantage), len(rows))
+            advantages = self.advantages(scored) if mixed else torch.zeros(len(scored))
+            if bool(advantages.any()):
+                for advantage, trajectory in zip(advantages, scored, strict=True):
+                    rows += self.rows(trajectory, float(advantage), len(rows))
         return rows, facts
 
-    def advantages(self, rewards: Tensor) -> Tensor:
-        """Advantages of one group's trajectories, ``[trajectories] -> [trajectories]``."""
+    def advantages(self, trajectories: Group) -> Tensor:
+        """Advantages of one group's trajectories, all with a reward, ``[trajectories]``."""
         settings = self.hparams
+        rewards = torch.tensor([float(trajectory.reward or 0.0) for trajectory in trajectories])
         one_group = torch.zeros(len(rewards), dtype=torch.long)
         return objectives.group_advantages(
             rewards, one_group, settings.advantage, settings.advantage_ddof, settings.advantage_eps
@@ -294,11 +297,15 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
 
     def evaluate(self, tasks: list[Task], batch_idx: int) -> list[Trajectory]:
         """Play the tasks and keep the scores."""
-        samples, trajectories = self.hparams.eval_samples, self.predict_step(tasks, batch_idx)
-        for name, values in evaluation_scores(trajectories, samples).items():
+        trajectories = self.predict_step(tasks, batch_idx)
+        for name, values in self.episode_scores(trajectories).items():
             metric = self.scores.setdefault(name, MeanMetric().to(self.device))
             metric.update(torch.tensor(values, device=self.device))
         return trajectories
+
+    def episode_scores(self, trajectories: Sequence[Trajectory]) -> Facts:
+        """Lists whose means are the scores of an evaluation."""
+        return evaluation_scores(trajectories, self.hparams.eval_samples)
 
     def on_validation_epoch_end(self) -> None:
         self._report("val")
@@ -316,10 +323,10 @@ def over(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return (values * mask).sum(), mask.sum()
 
 
-def evaluation_scores(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[float]]:
+def evaluation_scores(trajectories: Sequence[Trajectory], samples: int) -> Facts:
     """Lists whose means are the scores. A trajectory whose world failed counts in ``dropped`` only."""
     scored = [trajectory for trajectory in trajectories if trajectory.reward is not None]
-    scores: dict[str, list[float]] = {
+    scores: Facts = {
         "success": [float(trajectory.success) for trajectory in scored],
         "reward": [float(trajectory.reward or 0.0) for trajectory in scored],
         "turns": [float(len(trajectory.turns)) for trajectory in scored],

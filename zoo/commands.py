@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
 
 import datamodules  # noqa: F401 - so that bare class names resolve
+import zoo.rollout.memory  # noqa: F401 - likewise
 from callbacks import LearningCurves, TrajectoryLog
 from datamodules import RolloutDataModule
 from zoo.agent import AgentModule

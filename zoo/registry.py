@@ -14,6 +14,7 @@ from zoo.cards import list_names, read_card
 BUILT_IN = {
     "AgentModule": "zoo.agent",
     "ACTGuidePolicy": "zoo.actguide.module",
+    "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
 }
 """The zoo's own classes and the modules that register them, imported when first asked for."""

@@ -2,6 +2,11 @@
 
 import gymnasium
 
-for _name, _module in {"ClueLock": "clue_lock", "TextWorldExpress": "textworld_express"}.items():
+for _name, _module in {
+    "ClueLock": "clue_lock",
+    "FactHunt": "fact_hunt",
+    "PageHunt": "page_hunt",
+    "TextWorldExpress": "textworld_express",
+}.items():
     if f"zoo/{_name}-v0" not in gymnasium.registry:
         gymnasium.register(f"zoo/{_name}-v0", entry_point=f"datamodules.environments.{_module}:{_name}")

@@ -65,7 +65,7 @@ class Engine:
 
     def feed(self, tokens: Sequence[list[int]]) -> None:
         """Append tokens to every row; an empty list leaves the row as it is."""
-        width = max(len(row) for row in tokens)
+        width = max(map(len, tokens), default=0)
         if width == 0:
             return
         # Padded on the left, so that the last column holds every row's last token and one column of logits is enough.
@@ -117,6 +117,20 @@ class Engine:
         self.attention, self.lengths, self.logits = self.attention[index], self.lengths[index], self.logits[index]
         if self.cache is not None:
             self.cache.batch_select_indices(index)
+            self._compact()
+
+    def _compact(self) -> None:
+        """Close the holes where they make up more than a third of the cache, as after the longest rows have left."""
+        width, longest = self.attention.shape[1], int(self.lengths.max()) if len(self.lengths) else 0
+        if 2 * width <= 3 * longest or longest == 0:
+            return
+        assert self.cache is not None
+        # A stable sort brings every row's real cells to the right end, in their order.
+        cells = self.attention.long().argsort(dim=1, stable=True)[:, width - longest :]
+        self.attention = self.attention.gather(1, cells)
+        for layer in self.cache.layers:
+            place = cells[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
+            layer.keys, layer.values = layer.keys.gather(2, place), layer.values.gather(2, place)
 
     def _sample(self, running: Tensor) -> tuple[Tensor, Tensor]:
         """One token per row and its log-probability; rows that are done get token 0."""

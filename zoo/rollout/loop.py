@@ -11,9 +11,10 @@ from typing import Protocol as Interface
 
 import gymnasium
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from zoo.policy.causal import CausalPolicy
-from zoo.rollout.context import ContextManager
+from zoo.rollout.context import ContextManager, Opening, Step, View
 from zoo.rollout.engine import Engine, Reply
 from zoo.rollout.protocol import Protocol
 from zoo.rollout.trajectory import Job, Segment, Trajectory, Turn
@@ -44,10 +45,16 @@ class Episode:
     observation: str = ""
     info: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    segments: list[Segment] = field(default_factory=list)
+    view: View | None = None  # none if the world failed at once
     turns: list[Turn] = field(default_factory=list)
     reward: float | None = 0.0
     finish: str = ""
+
+    @property
+    def seen(self) -> View:
+        """The view of an episode that has begun."""
+        assert self.view is not None
+        return self.view
 
     def observe(self, info: dict[str, Any]) -> None:
         self.info = info
@@ -60,7 +67,22 @@ class Episode:
 
     def done(self) -> Trajectory:
         reward = self.reward if self.reward is not None and math.isfinite(self.reward) else None
-        return Trajectory(self.job, self.segments, reward, self.finish, self.turns, self.facts)
+        segments = self.view.segments if self.view else [Segment.begin([])]
+        boundaries = self.view.boundaries if self.view else []
+        return Trajectory(self.job, segments, reward, self.finish, self.turns, self.facts, boundaries)
+
+
+Script = Callable[[Episode], tuple[str, str] | None]
+
+
+@dataclass
+class Stage:
+    """A :class:`World` put together from parts."""
+
+    protocol: Protocol
+    context: ContextManager
+    max_turns: int
+    environments: Callable[[int], Sequence[gymnasium.Env[str, str]]]
 
 
 @torch.no_grad()
@@ -89,71 +111,132 @@ def play(
     Raises:
         RuntimeError: every environment failed, so the fault is not one of an episode.
     """
-    episodes = [Episode(job, env) for job, env in zip(jobs, world.environments(len(jobs)), strict=True)]
-    tokenizer, protocol = policy.tokenizer, world.protocol
-    running = [episode for episode in episodes if _reset(episode, world, policy, notes(episode.job))]
     engine = Engine(policy, temperature, generator)
+    stop = world.protocol.stop(policy.tokenizer)
+
+    def speak(running: list[Episode]) -> list[Reply]:
+        most = world.protocol.max_new_tokens
+        rooms = ((episode.seen.room(), episode.seen.asking) for episode in running)
+        return engine.generate([room if asking else min(most, room) for room, asking in rooms], stop)
+
+    def listen(steps: list[Step | None]) -> None:
+        """Bring the cache to where the next replies begin; new segments go behind the rows that stay."""
+        engine.keep([row for row, step in enumerate(steps) if step and not step.starts])
+        engine.feed([step.ids for step in steps if step and not step.starts])
+        if fresh := [step.ids for step in steps if step and step.starts]:
+            engine.admit(fresh)
+
+    return _play(policy.tokenizer, world, jobs, notes, speak, listen)
+
+
+def perform(
+    script: Script,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    jobs: Sequence[Job],
+    notes: Notes = lambda job: "",
+) -> list[Trajectory]:
+    """Play one episode per job by a script instead of a policy: what is shown and kept is the same.
+
+    Args:
+        script: the next reply: what it says to the memory and the action, either may be empty; ``None`` leaves the episode as
+            ``script_ended``.
+        tokenizer: of the policy that is to learn from it.
+        world: environments, protocol, context manager and turn limit.
+        jobs: what to play; the order of the result is theirs.
+        notes: text that the method adds to an episode's first prompt.
+    """
+
+    def speak(running: list[Episode]) -> list[Reply]:
+        replies = []
+        for episode in running:
+            said = script(episode)
+            ids = world.protocol.action(tokenizer, said[1], episode.info, said[0]) if said else []
+            room = episode.seen.room()
+            replies.append(Reply(ids[:room], [0.0] * len(ids[:room]), len(ids) <= room))
+            episode.finish = "" if said else "script_ended"
+        return replies
+
+    return _play(tokenizer, world, jobs, notes, speak, lambda steps: None)
+
+
+def _play(
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    jobs: Sequence[Job],
+    notes: Notes,
+    speak: Callable[[list[Episode]], list[Reply]],
+    listen: Callable[[list[Step | None]], None],
+) -> list[Trajectory]:
+    """The loop: ``speak`` gives a reply for every running episode, ``listen`` hears what follows each (``None``: it ended)."""
+    episodes = [Episode(job, env) for job, env in zip(jobs, world.environments(len(jobs)), strict=True)]
+    running = [episode for episode in episodes if _reset(episode, world, tokenizer, notes(episode.job))]
     if running:
-        engine.admit([episode.segments[0].ids for episode in running])
-    stop = protocol.stop(tokenizer)
+        listen([Step(list(episode.seen.segment.ids), starts=True) for episode in running])
     while running:
-        caps = [min(protocol.max_new_tokens, world.context.room(episode.segments[-1])) for episode in running]
-        replies = engine.generate(caps, stop)
-        pending = []
-        for episode, reply in zip(running, replies, strict=True):
-            pending.append(_turn(episode, reply, world, policy))
-        alive = [index for index, episode in enumerate(running) if not episode.finish]
-        running = [running[index] for index in alive]
-        if running:
-            engine.keep(alive)
-            engine.feed([pending[index] for index in alive])
+        replies = speak(running)
+        steps: list[Step | None] = [
+            _take(episode, reply, world, tokenizer) for episode, reply in zip(running, replies, strict=True)
+        ]
+        if any(steps):
+            listen(steps)
+        paired = [(episode, step) for episode, step in zip(running, steps, strict=True) if step]
+        running = [e for e, step in paired if not step.starts] + [e for e, step in paired if step.starts]
     if episodes and all(episode.finish == "environment_error" for episode in episodes):
         raise RuntimeError(f"all {len(episodes)} environments failed; the first error is in the log above")
     return [episode.done() for episode in episodes]
 
 
-def _reset(episode: Episode, world: World, policy: CausalPolicy, notes: str) -> bool:
-    task = episode.job.task
+def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: str) -> bool:
+    task, protocol = episode.job.task, world.protocol
     try:
         episode.observation, info = episode.env.reset(seed=task.seed, options={"split": task.split, **task.options})
     except Exception as error:  # noqa: BLE001 - whatever a world raises is reported and costs this episode only
-        episode.segments = [Segment.begin([])]
         episode.fail(error)
         return False
     episode.observe(info)
-    plain = world.protocol.prompt(policy.tokenizer, episode.observation, info)
-    prompt = world.protocol.prompt(policy.tokenizer, episode.observation, info, notes) if notes else plain
-    episode.segments = [Segment.begin(prompt, plain if notes else None)]
-    if world.context.room(episode.segments[0]) < 1:
+    first = episode.observation
+
+    def segment(memory: str) -> Segment:
+        plain = protocol.prompt(tokenizer, first, info, memory)
+        if not notes:
+            return Segment.begin(plain)
+        return Segment.begin(protocol.prompt(tokenizer, first, info, f"{memory}\n\n{notes}".strip()), plain)
+
+    episode.view = world.context.open(Opening(segment, protocol, tokenizer))
+    if episode.view.room() < 1:
         episode.finish = "context_full"
     return not episode.finish
 
 
-def _turn(episode: Episode, reply: Reply, world: World, policy: CausalPolicy) -> list[int]:
-    """Record a reply, let the world answer, and return the ids to be fed before the next reply."""
-    segment, protocol = episode.segments[-1], world.protocol
-    segment.write(reply.ids, reply.logprobs)
-    text = policy.tokenizer.decode(reply.ids, skip_special_tokens=False)
-    action = protocol.parse(text, episode.info) if reply.stopped else None
+def _take(episode: Episode, reply: Reply, world: World, tokenizer: PreTrainedTokenizerBase) -> Step | None:
+    """Record a reply, let the world or the memory answer, and return what follows; ``None`` at the episode's end."""
+    if episode.finish:
+        return None
+    view, text = episode.seen, str(tokenizer.decode(reply.ids, skip_special_tokens=False))
+    if view.asking:
+        return _go_on(episode, view.answer(reply.ids, reply.logprobs, text))
+    action_text = view.write(reply.ids, reply.logprobs, text)
+    action = world.protocol.parse(action_text, episode.info) if reply.stopped else None
     episode.turns.append(Turn(episode.observation, text, action))
     if not reply.stopped:
-        cut_by_context = world.context.room(segment) < 1
-        episode.finish = "context_full" if cut_by_context else "generation_cut"
-        return []
+        episode.finish = "context_full" if view.room() < 1 else "generation_cut"
+        return None
     if action is None:
-        episode.observation = protocol.correction
+        episode.observation = world.protocol.correction
         episode.facts["invalid_replies"] = episode.facts.get("invalid_replies", 0) + 1
     else:
         _step(episode, action)
     if not episode.finish and len(episode.turns) >= world.max_turns:
         episode.finish = "max_turns"
     if episode.finish:
-        return []
-    ids = protocol.observation(policy.tokenizer, episode.observation, episode.info)
-    if not world.context.extend(segment, ids):
-        episode.finish = "context_full"
-        return []
-    return reply.ids[-1:] + ids
+        return None
+    return _go_on(episode, view.read(episode.observation, episode.info, action))
+
+
+def _go_on(episode: Episode, step: Step) -> Step | None:
+    episode.finish = step.finish
+    return None if step.finish else step
 
 
 def _step(episode: Episode, action: str) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from zoo.errors import ConfigError
 from zoo.policy.words import END
+from zoo.rollout.phrases import PROSE, WORDS, Phrases
 
 Info = dict[str, Any]
 _NUMBERS = 32  # turns a word-level vocabulary can number
@@ -28,6 +29,7 @@ class Protocol(ABC):
     """
 
     correction = "this was not an action"
+    phrases: Phrases = WORDS  # how it talks about memory
 
     def __init__(self, max_new_tokens: int) -> None:
         if max_new_tokens < 1:
@@ -48,8 +50,8 @@ class Protocol(ABC):
         """Ids that follow a reply: the next observation up to where the next reply begins."""
 
     @abstractmethod
-    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        """Ids of a demonstrated reply that performs the action ``text``, end of turn included."""
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
+        """Ids of a demonstrated reply: ``before``, then the action ``text``, either may be empty; end of turn included."""
 
     @abstractmethod
     def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -85,8 +87,8 @@ class WordProtocol(Protocol):
     def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
         return _ids(tokenizer, text)
 
-    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        return _ids(tokenizer, f"{text} {END}")
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
+        return _ids(tokenizer, f"{before} {text} {END}")
 
     def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         return [_ids(tokenizer, END)]
@@ -121,7 +123,11 @@ class ChoiceProtocol(WordProtocol):
     def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
         return super().observation(tokenizer, self._listed(text, info), info)
 
-    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
+        if before:
+            raise ConfigError(
+                "ChoiceProtocol's replies are one label: a memory that the policy writes needs another protocol"
+            )
         actions = info["admissible_actions"]
         if text not in actions:
             raise ValueError(f"the demonstrated action {text!r} is not among the admissible ones: {actions}")
@@ -159,6 +165,7 @@ class ChatProtocol(Protocol):
     """
 
     correction = "No action was found. Reply with one action between <action> and </action>."
+    phrases = PROSE
     _mark = "ZOOREPLYMARK"
 
     def __init__(
@@ -186,8 +193,9 @@ class ChatProtocol(Protocol):
         end = self._end(tokenizer)
         return _ids(tokenizer, after.removeprefix(end))
 
-    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        return _ids(tokenizer, f"<action>{text}</action>{self._end(tokenizer)}")
+    def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
+        said = "\n".join(part for part in (before, f"<action>{text}</action>" if text else "") if part)
+        return _ids(tokenizer, f"{said}{self._end(tokenizer)}")
 
     def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         endings = [_ids(tokenizer, self._end(tokenizer))]

@@ -49,7 +49,8 @@ class Segment:
         logprobs: log-probability under the behaviour policy, 0 where ``mask`` is false.
         prompt_length: tokens before the first one of the policy.
         plain_prompt: the prompt without the behaviour's notes, where it differs; see :meth:`with_plain_prompt`.
-        tags: further integers per token (source turns, selection spans ...), each as long as ``ids``.
+        tags: further integers per token, each as long as ``ids``, 0 for none: ``source`` (1 + the turn that wrote it),
+            ``finding`` (1 + the turn it sums up), ``selection`` (1 where the memory's records are chosen).
     """
 
     ids: list[int]
@@ -63,12 +64,18 @@ class Segment:
     def begin(cls, prompt: list[int], plain_prompt: list[int] | None = None) -> Segment:
         return cls(list(prompt), [False] * len(prompt), [0.0] * len(prompt), len(prompt), plain_prompt)
 
-    def write(self, ids: list[int], logprobs: list[float]) -> None:
-        """Append tokens of the policy, the end-of-turn token among them."""
+    def write(self, ids: list[int], logprobs: list[float], tags: dict[str, list[int]] | None = None) -> None:
+        """Append tokens of the policy, the end-of-turn token among them, with what is to be remembered of each."""
+        for name in tags or {}:
+            self.tags.setdefault(name, [0] * len(self.ids))
+        for name, tag in self.tags.items():
+            tag += (tags or {}).get(name, [0] * len(ids))
         self._append(ids, [True] * len(ids), logprobs)
 
     def read(self, ids: list[int]) -> None:
         """Append tokens that the policy is shown: observations, reminders."""
+        for tag in self.tags.values():
+            tag += [0] * len(ids)
         self._append(ids, [False] * len(ids), [0.0] * len(ids))
 
     def _append(self, ids: list[int], mask: list[bool], logprobs: list[float]) -> None:
@@ -97,6 +104,38 @@ class Segment:
 
 
 @dataclass
+class Record:
+    """A turn as the memory keeps it (ECHO): its number, its action, and what was found."""
+
+    turn: int
+    action: str
+    finding: str = ""
+
+
+@dataclass
+class Boundary:
+    """Where one segment ended and the next began.
+
+    Attributes:
+        segment: index of the segment that ended.
+        turn: the turn that did not fit any more; where it is carried over raw, it counts as in view.
+        records: what the memory held.
+        chosen: turns the policy picked.
+        kept: turns in view of the next segment besides ``turn``.
+        text: what the policy wrote when it was asked.
+        valid: whether that could be read as an answer.
+    """
+
+    segment: int
+    turn: int
+    records: list[Record] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    text: str = ""
+    valid: bool = True
+
+
+@dataclass
 class Turn:
     """One exchange as text, for people and for parsers: never encoded again."""
 
@@ -113,10 +152,11 @@ class Trajectory:
         job: what was played, in which group and under which behaviour.
         segments: the training rows, at least one.
         reward: the return; ``None`` if the world failed, which drops the trajectory instead of scoring it 0.
-        finish: why it ended: ``answered``, ``max_turns``, ``context_full``, ``generation_cut``, ``truncated``,
-            ``environment_error``.
+        finish: why it ended: ``answered``, ``max_turns``, ``context_full``, ``overlong`` (the memory ran full
+            too often), ``generation_cut``, ``truncated``, ``environment_error``.
         turns: the episode as text.
         info: what the environment said at reset and at the end, later keys winning.
+        boundaries: what happened between the segments.
     """
 
     job: Job
@@ -125,6 +165,7 @@ class Trajectory:
     finish: str
     turns: list[Turn]
     info: dict[str, Any]
+    boundaries: list[Boundary] = field(default_factory=list)
 
     @property
     def success(self) -> bool:

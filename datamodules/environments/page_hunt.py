@@ -1,0 +1,166 @@
+"""PageHunt: facts are scattered over pages, and more must be read than a small context holds.
+
+The task that ECHO's claims need (dossier 6.1): the raw window holds about four pages, pages can be opened again but an agent
+that no longer sees a page cannot know that it has read it, most pages are distractors, and an answer is right only if every
+fact is. Every text is a few words of a vocabulary of about a hundred.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium import spaces
+
+from zoo.errors import ConfigError
+
+MAX_PAGES, KEYS, VALUES, FILLERS = 24, 24, 10, 12
+_SPLITS = ("train", "val", "test")
+
+
+class PageHunt(gymnasium.Env[str, str]):
+    """Open pages (``p3``), then say the values of the keys asked for (``answer v2 v7``). Reward 1 if all are right.
+
+    A page holds one key with its value and filler. Task, keys and values are drawn by seed and split; nothing is shared between
+    tasks but the language, so an answer must have been read.
+
+    Args:
+        pages: how many there are; each holds another key.
+        facts: smallest and largest number of keys asked for.
+        late: keys are asked for only when ``reveal`` different pages have been opened, among those pages, by a long brief; before
+            that nothing tells which facts matter. Otherwise the first observation tells.
+        reveal: see ``late``.
+        filler: filler words of a page.
+        brief: filler words of the brief.
+        cue: chance that a needed page is listed as likely at the start.
+        false_cue: the same for any other page.
+
+    Raises:
+        ConfigError: numbers that do not fit together.
+    """
+
+    vocabulary: ClassVar[tuple[str, ...]] = (
+        *("hunt", "likely", "later", "need", "answer", "right", "wrong", "none", "flag", "plain"),
+        *(f"p{page}" for page in range(MAX_PAGES)),
+        *(f"k{key}" for key in range(KEYS)),
+        *(f"v{value}" for value in range(VALUES)),
+        *(f"f{filler}" for filler in range(FILLERS)),
+    )
+
+    def __init__(
+        self,
+        pages: int = 14,
+        facts: tuple[int, int] = (1, 4),
+        late: bool = False,
+        reveal: int = 8,
+        filler: int = 10,
+        brief: int = 30,
+        cue: float = 0.8,
+        false_cue: float = 0.3,
+    ) -> None:
+        if not 1 <= facts[0] <= facts[1] <= (reveal if late else pages) <= pages <= MAX_PAGES:
+            raise ConfigError(
+                f"PageHunt needs 1 <= facts <= pages <= {MAX_PAGES}, and facts <= reveal <= pages if late"
+            )
+        self.pages, self.facts, self.late, self.reveal = pages, (facts[0], facts[1]), late, reveal
+        self.filler, self.brief, self.cue, self.false_cue = filler, brief, cue, false_cue
+        self.observation_space, self.action_space = spaces.Text(1024), spaces.Text(64)
+        self.opened: list[int] = []
+        self.needed: list[int] = []  # pages, in the order their keys are asked for
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start the task that ``seed`` names.
+
+        Args:
+            seed: the task; ``None`` draws one.
+            options: ``{"split": "train" | "val" | "test"}``; ``train`` if absent.
+        """
+        split = (options or {}).get("split", "train")
+        if split not in _SPLITS:
+            raise ConfigError(f"PageHunt: split must be one of {_SPLITS}, not {split!r}")
+        self._rng = rng = random.Random(f"{split} {seed}" if seed is not None else None)
+        self.keys = rng.sample(range(KEYS), self.pages)
+        self.values = [rng.randrange(VALUES) for _ in range(self.pages)]
+        self.count = rng.randint(*self.facts)
+        self.needed = [] if self.late else rng.sample(range(self.pages), self.count)
+        chances = [self.cue if page in self.needed else self.false_cue for page in range(self.pages)]
+        likely = [page for page, chance in enumerate(chances) if rng.random() < chance]
+        flags = [page in self.needed or rng.random() < 0.1 for page in range(self.pages)]
+        self._flags = [not self.late and flag for flag in flags]
+        rng.shuffle(likely)
+        self.opened = []
+        asked = "later" if self.late else self._asked()
+        return f"hunt {asked} likely {' '.join(f'p{page}' for page in likely)}".strip(), self._info(False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        words = action.split()
+        if words and words[0] == "answer":
+            right = bool(self.needed) and words[1:] == [f"v{self.values[page]}" for page in self.needed]
+            return "right" if right else "wrong", float(right), True, False, self._info(right)
+        page = int(words[0][1:]) if len(words) == 1 and re.fullmatch(r"p\d{1,2}", words[0]) else self.pages
+        if page >= self.pages:
+            return "none", 0.0, False, False, self._info(False)
+        self.opened.append(page)
+        # Drawn anew by task, page and visit, so that a page looks alike but is not the same text twice.
+        fill = random.Random(f"{self.keys} {page} {len(self.opened)}")
+        flag = "flag" if self._flags[page] else "plain"
+        text = f"p{page} {flag} k{self.keys[page]} v{self.values[page]} {_filler(fill, self.filler)}"
+        if self.late and not self.needed and len(set(self.opened)) >= self.reveal:
+            self.needed = random.Random(f"{self.keys} need").sample(sorted(set(self.opened)), self.count)
+            text = f"{text} {_filler(fill, self.brief)} need {self._asked()}"
+        return text.strip(), 0.0, False, False, self._info(False)
+
+    def _asked(self) -> str:
+        return " ".join(f"k{self.keys[page]}" for page in self.needed)
+
+    def _info(self, success: bool) -> dict[str, Any]:
+        return {"success": success, "gold": self.gold(), "facts": self.count}
+
+    # -- what demonstrations are written with; the first three know only what is in view ------------------------------------
+
+    def script(self, view: str, rng: random.Random) -> str:
+        """The next action of a wasteful expert: it answers from what is in view, and otherwise opens some page."""
+        facts = dict(fact.split() for fact in self.digest(view))
+        asked = _wanted(view)
+        if asked and all(key in facts for key in asked):
+            return " ".join(["answer", *(facts[key] for key in asked)])
+        read = set(re.findall(r"\b(p\d+) (?:(?:flag|plain) )?k\d+ v\d+", view))
+        likely = [page for page in _section(view, "likely") if page not in read]
+        unread = [page for page in (f"p{page}" for page in range(self.pages)) if page not in read]
+        if rng.random() < 0.35 or not unread:
+            return f"p{rng.randrange(self.pages)}"
+        return rng.choice(likely or unread)
+
+    def note(self, observation: str) -> str:
+        """What an observation tells, ``k3 v8``; ``none`` where it is no page."""
+        return " ".join(self.digest(observation)[:1]) or "none"
+
+    def digest(self, view: str) -> list[str]:
+        """Every fact that can be read in the text, each once."""
+        return list(dict.fromkeys(f"{key} {value}" for key, value in re.findall(r"\b(k\d+) (v\d+)\b", view)))
+
+    def gold(self) -> list[str]:
+        """The actions whose answers hold what is asked for."""
+        return [f"p{page}" for page in self.needed]
+
+
+def _section(view: str, name: str) -> list[str]:
+    """The pages listed behind a word."""
+    words = view.split()
+    if name not in words:
+        return []
+    start = words.index(name) + 1
+    stop = next((place for place in range(start, len(words)) if not re.fullmatch(r"p\d+", words[place])), len(words))
+    return words[start:stop]
+
+
+def _wanted(view: str) -> list[str]:
+    """The keys asked for, by the brief if there was one."""
+    found = re.findall(r"\b(?:need|hunt)((?: k\d+)+)\b", view)
+    return found[-1].split() if found else []
+
+
+def _filler(rng: random.Random, count: int) -> str:
+    return " ".join(f"f{rng.randrange(FILLERS)}" for _ in range(count))

@@ -1,0 +1,1 @@
+"""ECHO: selective turn memory and traced credit."""

@@ -1,0 +1,105 @@
+"""How memory is talked about: once in words of a tiny vocabulary, once in prose for instruction-tuned models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zoo.rollout.trajectory import Record
+
+MAX_TURNS = 64  # turns a word-level vocabulary can name
+TAGS = ("finding", "selection", "summary")
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Templates; the fields in braces are filled in.
+
+    Attributes:
+        turn: name of a turn, with ``{}`` for its number.
+        record: one line of memory: ``turn``, ``action``, ``finding``.
+        records: how kept records are shown: ``records``.
+        findings: first prompt of a policy that writes findings.
+        select: asks for a selection: ``records``, ``limit``, ``recent``.
+        summaries: first prompt of a policy that writes summaries.
+        summarise: asks for a summary: ``limit``.
+        summary: how a summary is shown: ``summary``.
+    """
+
+    turn: str
+    record: str
+    records: str
+    findings: str
+    select: str
+    summaries: str
+    summarise: str
+    summary: str
+
+    def show(self, records: Sequence[Record]) -> str:
+        """Records, one after the other, as they stand in a prompt."""
+        lines = (
+            self.record.format(turn=self.turn.format(record.turn), action=record.action, finding=record.finding)
+            for record in records
+        )
+        return "\n".join(lines)
+
+    def turns(self, text: str) -> list[int]:
+        """Numbers of the turns named in a text, in the order they stand there."""
+        prefix = re.escape(self.turn.partition("{}")[0])
+        return [int(number) for number in re.findall(rf"(?<!\w){prefix}(\d+)(?!\w)", text)]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The vocabulary of the templates, for word-level policies."""
+        templates = (
+            self.record,
+            self.records,
+            self.findings,
+            self.select,
+            self.summaries,
+            self.summarise,
+            self.summary,
+        )
+        fixed = [word for template in templates for word in template.split() if "{" not in word]
+        tags = [f"<{slash}{tag}>" for tag in TAGS for slash in ("", "/")]
+        return tuple(dict.fromkeys([*fixed, *tags, *(self.turn.format(number) for number in range(MAX_TURNS))]))
+
+
+def tagged(text: str, tag: str) -> tuple[int, int, str] | None:
+    """Start, end and content of the first ``<tag>...</tag>``; an open one reaches to the end of the text."""
+    found = re.search(rf"<{tag}>(.*?)(?:</{tag}>|$)", text, re.DOTALL)
+    return (found.start(), found.end(), found.group(1)) if found else None
+
+
+WORDS = Phrases(
+    turn="t{}",
+    record="{turn} {action} {finding}",
+    records="records {records}",
+    findings="findings",
+    select="records {records} select",
+    summaries="summaries",
+    summarise="summarise",
+    summary="summary {summary}",
+)
+
+PROSE = Phrases(
+    turn="turn_{}",
+    record="{turn}: action={action} | finding={finding}",
+    records="Relevant earlier turns:\n{records}",
+    findings=(
+        "Your context is limited. After every observation, begin your reply with one factual sentence about that observation "
+        "only, in <finding>...</finding>; then think and act as usual."
+    ),
+    select=(
+        "The context is full. All turns so far:\n{records}\nWhich of them are needed to go on? The last {recent} are kept "
+        "anyway. Do not act or answer now. Reply with exactly one block of at most {limit} lines:\n"
+        "<selection>\nturn_N: reason\n</selection>"
+    ),
+    summaries="Your context is limited. When it is full you will be asked to sum up what you know, and go on from your summary.",
+    summarise=(
+        "The context is full. Do not act now. In at most {limit} tokens write down everything that is needed to go on - facts "
+        "with their sources, what was tried, what is next - as one block: <summary>...</summary>"
+    ),
+    summary="Summary of what happened so far:\n{summary}",
+)
