@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from zoo.rollout.trajectory import Trajectory
+from zoo.rollout.trajectory import Row, Trajectory
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from zoo.agent import AgentModule
 
 
@@ -83,7 +85,7 @@ def draw_curves(rows: list[dict[str, Any]], curves: tuple[str, ...], path: Path)
 
 
 class TrajectoryLog(pl.Callback):
-    """Writes evaluated episodes to ``trajectories.jsonl``: turns, reward, finish reason, what the environment said.
+    """Writes evaluated episodes to ``trajectories.jsonl``, one :func:`describe` a line; ``zoo view`` makes a page of them.
 
     Args:
         limit: episodes kept per evaluation.
@@ -100,12 +102,12 @@ class TrajectoryLog(pl.Callback):
             self._path(trainer).write_text("")
 
     def on_test_batch_end(  # type: ignore[override]
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: list[Trajectory], *_: Any
+        self, trainer: pl.Trainer, pl_module: AgentModule, outputs: list[Trajectory], *_: Any
     ) -> None:
         kept = outputs[: self._left] if trainer.is_global_zero else []
         self._left -= len(kept)
         with self._path(trainer).open("a") as file:
-            file.writelines(json.dumps(describe(trajectory), default=str) + "\n" for trajectory in kept)
+            file.writelines(json.dumps(describe(trajectory, pl_module), default=str) + "\n" for trajectory in kept)
 
     on_predict_epoch_start = on_test_epoch_start
     on_predict_batch_end = on_test_batch_end  # type: ignore[assignment]
@@ -114,15 +116,50 @@ class TrajectoryLog(pl.Callback):
         return Path(trainer.default_root_dir) / "trajectories.jsonl"
 
 
-def describe(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as plain data for people and viewers."""
+def describe(trajectory: Trajectory, module: AgentModule) -> dict[str, Any]:
+    """A trajectory as plain data for people and viewers.
+
+    An evaluated episode has no group to be compared with, so the ``credit`` of a token is the advantage it would be trained
+    with if the episode's were 1 (it succeeded), -1 (it failed) or 0 (its world failed).
+
+    Args:
+        trajectory: what was played.
+        module: whose ``rows`` give credit and whose tokenizer spells the tokens.
+    """
+    played = replace(trajectory)  # a method may exchange the segments for those it learns from
+    advantage = 0.0 if played.reward is None else 1.0 if played.success else -1.0
+    rows = module.rows(played, advantage, 0)
     return {
-        "task": trajectory.job.task._asdict(),
-        "behaviour": trajectory.job.behaviour,
-        "reward": trajectory.reward,
-        "success": trajectory.success,
-        "finish": trajectory.finish,
-        "tokens_written": trajectory.written,
-        "turns": [asdict(turn) for turn in trajectory.turns],
-        "info": trajectory.info,
+        "task": played.job.task._asdict(),
+        "behaviour": played.job.behaviour,
+        "reward": played.reward,
+        "success": played.success,
+        "finish": played.finish,
+        "tokens_written": played.written,
+        "turns": [asdict(turn) for turn in played.turns],
+        "segments": [
+            {**_row(row, module.policy.tokenizer), **segment.tags}
+            for row, segment in zip(rows, played.segments, strict=True)
+        ],
+        "boundaries": [asdict(boundary) for boundary in played.boundaries],
+        "info": played.info,
     }
+
+
+def _row(row: Row, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    ids = row["ids"].tolist()
+    spelled = {token: spelling(tokenizer, token) for token in set(ids)}
+    return {
+        "tokens": [spelled[token] for token in ids],
+        "written": row["mask"].int().tolist(),
+        "credit": [round(value, 4) or 0 for value in row["advantages"].tolist()],  # no -0.0
+    }
+
+
+def spelling(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """What a token adds to a text; alone, some tokenizers decode it without the space before it."""
+    once, twice = (
+        str(tokenizer.decode([token] * count, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        for count in (1, 2)
+    )
+    return twice[len(once) :]

@@ -20,7 +20,7 @@ class DemonstrationDataModule(RolloutDataModule):
     """Plays training tasks by script and hands the episodes out as rows; evaluation is by rollout, as everywhere.
 
     A world that has ``script(view, rng)`` is played by it: an expert that knows only the text in view, so it can be played under
-    any context manager; ``note(observation)`` and ``digest(view)`` then write findings and summaries, and a selection is right
+    any context manager; ``note(observation, view)`` and ``digest(view)`` then write findings and summaries, and a selection is right
     by ``selection_skill`` and otherwise drawn. Other worlds tell their solution as ``info["action_data"]``.
 
     Args:
@@ -121,7 +121,7 @@ class _Script:
             return self._selection(episode), ""
         if view.wants == "summary":
             return f"<summary> {self._digest(env.digest(seen), view.room() - 3)} </summary>", ""  # type: ignore[attr-defined]
-        finding = f"<finding> {env.note(episode.observation)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
+        finding = f"<finding> {env.note(episode.observation, seen)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
         return finding, env.script(seen, self.rng)  # type: ignore[attr-defined]
 
     def _selection(self, episode: Episode) -> str:
@@ -131,15 +131,16 @@ class _Script:
         chosen = [record for record in view.archive if record.action in gold]
         if not chosen:
             chosen = self.rng.sample(view.archive, min(len(view.archive), self.rng.randint(1, view.manager.choose)))
-        self.rng.shuffle(chosen)
+            chosen.sort(key=lambda record: record.turn)
         phrases = view.opening.protocol.phrases
         lines = " ".join(phrases.turn.format(record.turn) for record in chosen[: view.manager.choose])
         return f"<selection> {lines} </selection>"
 
     def _digest(self, facts: list[str], limit: int) -> str:
-        """As many of the facts, in random order, as fit into ``limit`` words."""
-        words: list[str] = []
+        """As many of the facts as fit into ``limit`` words, random ones in their order."""
+        kept, room = set(), limit
         for fact in self.rng.sample(facts, len(facts)):
-            if len(words) + len(fact.split()) <= limit:
-                words += fact.split()
-        return " ".join(words)
+            if (size := len(fact.split())) <= room:
+                kept.add(fact)
+                room -= size
+        return " ".join(fact for fact in facts if fact in kept)

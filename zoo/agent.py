@@ -10,8 +10,10 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
+from transformers import get_scheduler
 
 from callbacks.online_sampling import OnlineSampler
 from zoo import objectives
@@ -46,6 +48,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         architecture: instead of ``weights``, a transformers config for a random word-level policy over the world's vocabulary.
         lora: arguments of ``peft.LoraConfig``; trains an adapter only.
         learning_rate: of AdamW.
+        schedule: the learning rate stays ``constant``, or falls to 0 over ``trainer.max_epochs``, ``linear`` or by a ``cosine``.
         weight_decay: of AdamW.
         gradient_clip: largest gradient norm; 0 for none.
         temperature: of sampling in training; log-probabilities are scaled by it on both sides.
@@ -73,6 +76,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         architecture: dict[str, Any] | None = None,
         lora: dict[str, Any] | None = None,
         learning_rate: float = 1e-3,
+        schedule: Literal["constant", "linear", "cosine"] = "constant",
         weight_decay: float = 0.0,
         gradient_clip: float = 1.0,
         temperature: float = 1.0,
@@ -219,11 +223,21 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def sampler(self) -> pl.Callback:
         return OnlineSampler()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("the policy is frozen: no parameter requires a gradient")
-        return torch.optim.AdamW(trained, lr=self.hparams.learning_rate, weight_decay=self.hparams.weight_decay)
+        settings, epochs = self.hparams, self.trainer.max_epochs
+        optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        if settings.schedule == "constant":
+            return optimizer
+        if not epochs or epochs < 1:
+            raise ConfigError(f"model.schedule={settings.schedule} needs trainer.max_epochs")
+        return [optimizer], [get_scheduler(settings.schedule, optimizer, 0, epochs)]
+
+    def on_train_epoch_end(self) -> None:
+        if schedule := self.lr_schedulers():
+            schedule.step()  # type: ignore[union-attr, call-arg]
 
     def on_train_start(self) -> None:
         # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had

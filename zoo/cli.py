@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import sys
 
-from zoo.cards import WeightsError, list_cards, read_card
+from zoo import cards, listing, viewer
 from zoo.errors import ConfigError
 
-_COMMANDS = ("fit", "validate", "test", "predict", "list", "show")
+_QUICK = {"list": "[PATTERN]", "show": "NAME", "view": "FILE [-o OUT]"}
+_COMMANDS = ("fit", "validate", "test", "predict", *_QUICK)
 _HELP = """usage: zoo COMMAND ...
 
   zoo fit  --config X.yaml [--key value ...]   train
   zoo test --config X.yaml --model.weights W   evaluate on held-out tasks (validate, predict likewise)
   zoo list [PATTERN]                           checkpoints of the zoo
   zoo show NAME                                one checkpoint's card
+  zoo view FILE [-o OUT]                       evaluated episodes (trajectories.jsonl) as a page for the browser
   zoo fit --help                               every option of a run
 
 A config names a model, a datamodule and a trainer; every key can be given on the command line as well, and wins there:
@@ -28,30 +30,28 @@ def main(args: list[str] | None = None) -> None:
     try:
         if command in ("-h", "--help", "help"):
             print(_HELP)
-        elif command in ("list", "show"):
-            _cards(command, args[1:])
+        elif command in _QUICK:
+            print(_answer(command, args[1:]))
         elif command not in _COMMANDS:
-            nearest = difflib.get_close_matches(command, _COMMANDS, n=1)
-            sys.exit(
-                fail(f"no command {command!r}: {f'did you mean {nearest[0]}?' if nearest else 'see `zoo --help`'}")
-            )
+            near = difflib.get_close_matches(command, _COMMANDS, n=1)
+            raise ConfigError(f"no command {command!r}: {f'did you mean {near[0]}?' if near else 'see `zoo --help`'}")
         else:
             from zoo.commands import run
 
             run(args)
-    except (ConfigError, WeightsError) as error:
+    except (ConfigError, cards.WeightsError) as error:
         sys.exit(fail(str(error)))
 
 
-def _cards(command: str, args: list[str]) -> None:
-    from zoo.listing import format_card, format_list
-
-    if command == "list" and len(args) < 2:
-        print(format_list(list_cards(*args)))
-    elif command == "show" and len(args) == 1:
-        print(format_card(read_card(args[0])))
-    else:
-        sys.exit(fail(f"usage: zoo {command} {'[PATTERN]' if command == 'list' else 'NAME'}"))
+def _answer(command: str, args: list[str]) -> str:
+    match command, *args:
+        case ("list",) | ("list", _):
+            return listing.format_list(cards.list_cards(*args))
+        case "show", name:
+            return listing.format_card(cards.read_card(name))
+        case ("view", file) | ("view", file, "-o", _) if file[:1] != "-":
+            return str(viewer.view(file, *args[2:]))
+    raise ConfigError(f"usage: zoo {command} {_QUICK[command]}")
 
 
 def fail(message: str) -> int:

@@ -1,9 +1,10 @@
-"""Learning curves of all arms of a claims file, one column of panels a setting."""
+"""Learning curves of all arms of a claims file, one column of panels a setting, and the metric over settings."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.claims.records import Records, Row, read
 from benchmarks.claims.spec import Claims, Setting
+from benchmarks.claims.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +22,7 @@ _COLOURS = [f"C{index}" for index in range(10)]
 _STYLES = ["-", "--", ":", "-."]
 
 Floats = NDArray[np.float64]
+Points = Mapping[str, Mapping[float, Interval]]  # by arm and the setting's number
 
 
 def draw(claims: Claims, records: Records) -> bool:
@@ -30,18 +33,49 @@ def draw(claims: Claims, records: Records) -> bool:
     settings, tall = list(claims.settings.values()), 1 + len(claims.extra_curves)
     figure = Figure(figsize=(4.8 * len(settings) + 1.6, 3.0 * tall), layout="constrained")
     panels = figure.subplots(tall, len(settings), squeeze=False)
-    arms = [name for name in claims.arms if any(name in setting.arms for setting in settings)]
-    looks = {arm: (_COLOURS[index % 10], _STYLES[index // 10 % 4]) for index, arm in enumerate(arms)}
+    looks = _looks(claims)
     for column, setting in enumerate(settings):
         for axis, metric in zip(panels[:, column], [setting.curve, *claims.extra_curves], strict=True):
             _panel(axis, setting, metric, [row for row in rows if row["setting"] == setting.name], looks)
     shown = dict(pair[::-1] for axis in panels.flat for pair in zip(*axis.get_legend_handles_labels(), strict=True))
     if shown:
-        order = [arm for arm in arms if arm in shown]
+        order = [arm for arm in looks if arm in shown]
         figure.legend([shown[arm] for arm in order], order, loc="outside right upper", fontsize="small")
     records.picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(records.picture, dpi=110)
     return True
+
+
+def draw_sweep(claims: Claims, points: Points, metric: str, path: Path) -> bool:
+    """Draw means and intervals of a metric over the sweep's numbers and say whether there was anything to draw."""
+    if claims.sweep is None or not any(points.values()):
+        return False
+    figure, looks = Figure(figsize=(5.6, 3.6), layout="constrained"), _looks(claims)
+    axis = figure.subplots()
+    for arm, curve in points.items():
+        if not curve:
+            continue
+        colour, style = looks[arm]
+        numbers, (mean, low, high) = list(curve), np.array(list(curve.values())).T
+        bars = np.maximum(0.0, [mean - low, high - mean])  # NaN, and so no bar, where there is one seed
+        axis.errorbar(numbers, mean, bars, fmt=style, color=colour, marker="o", markersize=4, capsize=3, label=arm)
+    ticks = list(claims.sweep.settings.values())
+    if min(ticks) > 0:
+        axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set(xlabel=claims.sweep.title, ylabel=metric)
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return True
+
+
+def _looks(claims: Claims) -> dict[str, tuple[str, str]]:
+    """Colour and line style of every arm that runs."""
+    arms = [name for name in claims.arms if any(name in setting.arms for setting in claims.settings.values())]
+    return {arm: (_COLOURS[index % 10], _STYLES[index // 10 % 4]) for index, arm in enumerate(arms)}
 
 
 def _panel(axis: Axes, setting: Setting, metric: str, rows: Sequence[Row], looks: dict[str, tuple[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from benchmarks.claims.records import KEY, RUN_COLUMNS
 from benchmarks.claims.spec import (
     FOLDER,
     REFERENCE,
@@ -19,11 +21,14 @@ from benchmarks.claims.spec import (
     Check,
     Claims,
     Condition,
+    Least,
     Overrides,
     Setting,
     Slower,
     SpecError,
     Stage,
+    Sweep,
+    Within,
 )
 
 MAX_SEEDS = 20  # the sign-flip test enumerates 2 ** seeds assignments
@@ -121,15 +126,18 @@ def load(name: str, root: Path) -> Claims:
     settings = {setting: _setting(setting, item, arms, root) for setting, item in keys.section("settings").items()}
     extra = keys.names("extra_curves")
     listed = [*(setting.curve for setting in settings.values()), *keys.names("curves"), *extra]
+    columns = _columns(keys, settings)
     checks = [
-        _check(_Keys(item, str(source), f"checks[{index}]"), settings)
+        _check(_Keys(item, str(source), f"checks[{index}]"), settings, columns)
         for index, item in enumerate(keys.take("checks", list, default=[]))
     ]
+    sweep = _sweep(keys, arms, settings)
     title, readme = keys.take("title", str, default=name), keys.take("readme", str, default=None)
     if readme is not None and not (root / readme).is_file():
         raise keys.fail("readme", f"there is no file {readme}")
     keys.done()
-    return Claims(name, title, readme, tuple(dict.fromkeys(listed)), extra, settings, arms, tuple(checks))
+    curves = tuple(dict.fromkeys(listed))
+    return Claims(name, title, readme, curves, extra, settings, arms, tuple(checks), columns, sweep)
 
 
 def _arm(name: str, keys: _Keys, root: Path) -> Arm:
@@ -182,26 +190,68 @@ def _check_references(keys: _Keys, overrides: Overrides, stages: set[str]) -> No
                 raise keys.fail(f"overrides.{key}", f"there is no earlier stage {name!r}")
 
 
-def _check(keys: _Keys, settings: dict[str, Setting]) -> Check:
+def _columns(keys: _Keys, settings: dict[str, Setting]) -> tuple[str, ...]:
+    """Test scores as results name them: without their split."""
+    columns = keys.names("columns")
+    splits = {setting.metric.split("/", 1)[0] for setting in settings.values()}
+    for name in columns:
+        if name in (*KEY, "split", *RUN_COLUMNS):
+            raise keys.fail("columns", f"{name!r} is no test score")
+        split, _, score = name.partition("/")
+        if split in splits and score:
+            raise keys.fail("columns", f"{name!r} is written without its split: {score}")
+    return columns
+
+
+def _sweep(keys: _Keys, arms: dict[str, Arm], settings: dict[str, Setting]) -> Sweep | None:
+    given = keys.take("sweep", dict, default=None)
+    if given is None:
+        return None
+    keys = _Keys(given, keys.source, "sweep")
+    points = _Keys(keys.take("settings", dict), keys.source, keys.path("settings"))
+    numbers: dict[str, float] = {}
+    for name in points.values:
+        if name not in settings:
+            raise points.fail(name, f"no setting {name!r}{_nearest(name, settings)}")
+        number = float(points.take(name, int, float))
+        if not math.isfinite(number) or number in numbers.values():
+            raise points.fail(name, f"must be a finite number that no other setting has, not {number:g}")
+        numbers[name] = number
+    if not numbers:
+        raise keys.fail("settings", "needs at least one setting")
+    if len(metrics := {settings[name].metric: None for name in numbers}) > 1:
+        raise keys.fail("settings", f"must share one metric, not {', '.join(metrics)}")
+    shown = keys.names("arms", arms)
+    if not shown:
+        raise keys.fail("arms", "needs at least one arm")
+    for arm in shown:
+        if not any(arm in settings[name].arms for name in numbers):
+            raise keys.fail("arms", f"{arm!r} is in none of the settings {', '.join(numbers)}")
+    sweep = Sweep(keys.take("title", str, default=""), dict(sorted(numbers.items(), key=lambda pair: pair[1])), shown)
+    keys.done()
+    return sweep
+
+
+def _check(keys: _Keys, settings: dict[str, Setting], columns: tuple[str, ...]) -> Check:
     name = keys.take("setting", str)
     if name not in settings:
         raise keys.fail("setting", f"no setting {name!r}{_nearest(name, settings)}")
     claim = keys.take("claim", str, default="")
     options = keys.take("any", list, default=None)
     if options is None:
-        conditions = [_condition(keys, settings[name])]
+        conditions = [_condition(keys, settings[name], columns)]
     else:
         if not options:
             raise keys.fail("any", "needs at least one condition")
         parts = [_Keys(item, keys.source, f"{keys.place}.any[{index}]") for index, item in enumerate(options)]
-        conditions = [_condition(part, settings[name]) for part in parts]
+        conditions = [_condition(part, settings[name], columns) for part in parts]
         for part in parts:
             part.done()
     keys.done()
     return Check(name, claim, tuple(conditions))
 
 
-def _condition(keys: _Keys, setting: Setting) -> Condition:
+def _condition(keys: _Keys, setting: Setting, columns: tuple[str, ...]) -> Condition:
     known = dict.fromkeys(setting.arms)
 
     def arm(key: str) -> str:
@@ -222,7 +272,20 @@ def _condition(keys: _Keys, setting: Setting) -> Condition:
         return Above(arm("arm"), arm("above"), None if by == "interval" else float(by))
     if "slower_than" in keys.values:
         return Slower(arm("arm"), arm("slower_than"), float(keys.take("factor", int, float)))
-    raise keys.fail("arm", "give 'op' and 'value', or 'above' and 'by', or 'slower_than' and 'factor', or 'any'")
+    if "least" in keys.values:
+        column = keys.take("least", str)
+        if column not in columns:
+            raise keys.fail("least", f"{column!r} is none of columns{_nearest(column, columns)}")
+        return Least(arm("arm"), column, float(keys.take("among", int, float)))
+    if "within" in keys.values:
+        within, arms = float(keys.take("within", int, float)), keys.names("arms", known, setting.core)
+        if within < 0:
+            raise keys.fail("within", f"must be at least 0, not {within:g}")
+        if len(arms) < 2:
+            raise keys.fail("arms", "needs at least two arms")
+        return Within(arms, within)
+    kinds = "'op' and 'value', 'above' and 'by', 'slower_than' and 'factor', 'least' and 'among', 'within', or 'any'"
+    raise keys.fail("arm", f"give {kinds}")
 
 
 def _nearest(name: str, known: Any) -> str:

@@ -32,6 +32,7 @@ class Records:
         results = root / FOLDER / "results"
         self.rows, self.curves = results / f"{name}.csv", results / f"{name}.curves.csv"
         self.markdown, self.picture = results / f"{name}.md", results / f"{name}.png"
+        self.sweep = results / f"{name}.sweep.png"
 
     def folder(self, key: Key) -> Path:
         """The run's folder, relative to the root."""

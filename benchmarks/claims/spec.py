@@ -99,7 +99,24 @@ class Slower:
     factor: float
 
 
-Condition = Bound | Above | Slower
+@dataclass(frozen=True)
+class Least:
+    """An arm's mean of a column is lower than that of every other arm whose mean metric is at least ``among``."""
+
+    arm: str
+    column: str
+    among: float
+
+
+@dataclass(frozen=True)
+class Within:
+    """The means of the arms differ by at most ``within``."""
+
+    arms: tuple[str, ...]
+    within: float
+
+
+Condition = Bound | Above | Slower | Least | Within
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,15 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """The metric of arms over settings that differ in a number."""
+
+    title: str
+    settings: dict[str, float]  # in ascending order of the number
+    arms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Claims:
     name: str
     title: str
@@ -121,6 +147,8 @@ class Claims:
     settings: dict[str, Setting]
     arms: dict[str, Arm]
     checks: tuple[Check, ...]
+    columns: tuple[str, ...] = ()
+    sweep: Sweep | None = None
 
     def fingerprint(self, setting: Setting, arm: Arm, root: Path) -> str:
         """Eight hex digits of all that a run of this arm is made from, its seed and the code aside."""

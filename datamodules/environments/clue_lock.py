@@ -7,6 +7,7 @@ probability ``actions ** -steps``, so no number of rollouts finds a reward, whil
 from __future__ import annotations
 
 import random
+from string import printable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -56,8 +57,8 @@ class ClueLock(gymnasium.Env[str, str]):
             raise ValueError("ClueLock: easy_share is a share, and three quarters of the clues must cover a hard task")
         self.actions, self.steps, self.clues = actions, steps, clues
         self.mapping_seed, self.easy_share = mapping_seed, easy_share
-        self.observation_space = spaces.Text(64)
-        self.action_space = spaces.Text(8)
+        self.observation_space = spaces.Text(64, charset=printable)
+        self.action_space = spaces.Text(8, charset=printable)
         self._choices = [f"a{action}" for action in range(actions)]
         self.sequence: list[int] = []
         self.solution: list[str] = []
@@ -70,10 +71,12 @@ class ClueLock(gymnasium.Env[str, str]):
             seed: the task; ``None`` draws one.
             options: ``{"split": "train" | "val" | "test"}``; ``train`` if absent.
         """
+        super().reset(seed=seed)
         split = (options or {}).get("split", "train")
         if split not in _FOLDS:
             raise ValueError(f"ClueLock: split must be one of {sorted(_FOLDS)}, not {split!r}")
-        rng = random.Random(f"{split} {seed}" if seed is not None else None)
+        number = seed if seed is not None else int(self.np_random.integers(2**31))
+        rng = random.Random(f"{split} {number}")
         pool, length = list(range(self.clues)), self.steps
         if self.easy_share:
             easy = rng.random() < self.easy_share

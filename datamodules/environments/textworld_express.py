@@ -8,6 +8,7 @@ import re
 import shutil
 from functools import cache
 from pathlib import Path
+from string import printable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -43,7 +44,10 @@ class TextWorldExpress(gymnasium.Env[str, str]):
 
     def __init__(self, game: str = "twc", game_params: str = "", max_steps: int = 10) -> None:
         self.game, self.game_params, self.max_steps = game, game_params, max_steps
-        self.observation_space, self.action_space = spaces.Text(4096), spaces.Text(256)
+        self.observation_space, self.action_space = (
+            spaces.Text(4096, charset=printable),
+            spaces.Text(256, charset=printable),
+        )
         self._start: tuple[int, dict[str, Any] | None] | None = None
         self._actions: list[str] = []
         self._plan: list[str] = []

@@ -72,9 +72,9 @@ class ECHOAgent(AgentModule):
 
     def rows(self, trajectory: Trajectory, advantage: float, index: int) -> list[Row]:
         rows = super().rows(trajectory, advantage, index)
+        nothing = self._masked(trajectory) or (advantage < 0 and self.hparams.sign == "positive")
         for row, weights in zip(rows, self.weights(trajectory), strict=True):
-            kept = max(advantage, 0.0) if self.hparams.sign == "positive" else advantage
-            row["advantages"] = row["mask"] * weights * kept
+            row["advantages"] = row["mask"] * weights * (0.0 if nothing else advantage)
         return rows
 
     def weights(self, trajectory: Trajectory) -> list[Tensor]:

@@ -124,17 +124,25 @@ def _from_transformers(weights: str) -> CausalPolicy:
         ) from error
 
 
+def packaged(name: str, hint: str = "name an installed Python package") -> Path:
+    """The path a name stands for: ``pkg:package/inner`` is a file or folder inside an installed package, which is not run.
+
+    Raises:
+        FileNotFoundError: the package is not installed; ``hint`` says what to do.
+    """
+    if not name.startswith("pkg:"):
+        return Path(name)
+    package, _, inner = name.removeprefix("pkg:").partition("/")
+    # Of a package that is absent, a part cannot be asked for.
+    top = package and importlib.util.find_spec(package.split(".")[0])
+    spec = importlib.util.find_spec(package) if top else None
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{name}: the package {package!r} is not installed; {hint}")
+    return Path(spec.submodule_search_locations[0]) / inner
+
+
 def _gguf_path(weights: str) -> Path:
-    if not weights.startswith("pkg:"):
-        path = Path(weights)
-    else:
-        package, _, inner = weights.removeprefix("pkg:").partition("/")
-        # Of a package that is absent, a part cannot be asked for. The folder is found without running the package.
-        top = package and importlib.util.find_spec(package.split(".")[0])
-        spec = importlib.util.find_spec(package) if top else None
-        if spec is None or not spec.submodule_search_locations:
-            raise FileNotFoundError(f"{weights}: the package {package!r} is not installed; {_GGUF_HELP}")
-        path = Path(spec.submodule_search_locations[0]) / inner
+    path = packaged(weights, _GGUF_HELP)
     if not path.is_file():
         raise FileNotFoundError(f"{weights}: there is no file {path}; {_GGUF_HELP}")
     return path

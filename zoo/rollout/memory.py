@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from zoo.errors import ConfigError
+from zoo.policy.loading import packaged
 from zoo.rollout.context import ContextManager, Opening, Step, View
 from zoo.rollout.phrases import tagged
 from zoo.rollout.protocol import Info, Protocol
@@ -275,14 +276,15 @@ class StaticSelection(SelectiveMemory):
 
     Args:
         by: ``recent`` (the latest ones only), ``random``, or ``embedding`` (nearest to task and latest observation).
-        encoder: name or folder of a sentence-transformers model, for ``embedding``.
+        encoder: of ``embedding``: name or folder of a sentence-transformers model, or ``pkg:package/folder`` for one inside an
+            installed package.
         **kwargs: of :class:`SelectiveMemory`.
     """
 
     def __init__(
         self, by: Literal["recent", "random", "embedding"] = "embedding", encoder: str | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"selection_tokens": 1, **kwargs})  # nobody is asked
         if by == "embedding" and encoder is None:
             raise ConfigError("context.encoder: name a sentence-transformers model, which by=embedding needs")
         self.by, self.encoder = by, encoder
@@ -299,10 +301,9 @@ class StaticSelection(SelectiveMemory):
             rng = random.Random(f"{task} {observation}")
             return [record.turn for record in rng.sample(older, min(self.choose, len(older)))]
         assert self.encoder is not None
-        texts = [f"{record.action} {record.finding}" for record in older]
-        found = _encoder(self.encoder).encode([f"{task} {observation}", *texts], convert_to_tensor=True)
-        found = torch.nn.functional.normalize(found, dim=-1)
-        best = (found[1:] @ found[0]).topk(min(self.choose, len(older))).indices
+        query = _embedding(self.encoder, f"{task} {observation}")
+        found = torch.stack([_embedding(self.encoder, f"{record.action} {record.finding}") for record in older])
+        best = (found @ query).topk(min(self.choose, len(older))).indices
         return [older[index].turn for index in best.tolist()]
 
 
@@ -310,4 +311,9 @@ class StaticSelection(SelectiveMemory):
 def _encoder(name: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(name)
+    return SentenceTransformer(str(packaged(name)) if name.startswith("pkg:") else name)
+
+
+@lru_cache(maxsize=20_000)
+def _embedding(encoder: str, text: str) -> torch.Tensor:
+    return torch.nn.functional.normalize(_encoder(encoder).encode(text, convert_to_tensor=True), dim=-1)
