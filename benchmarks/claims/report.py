@@ -247,13 +247,14 @@ def write(claims: Claims, records: Records) -> str:
     Raises:
         SpecError: the readme has no markers.
     """
-    picture, sweep = records.picture if draw(claims, records) else None, None
+    drawn = [records.picture] if draw(claims, records) else []
     if claims.sweep:
         points = points_of(claims.sweep, _all_results(claims, list(records.done().values())))
-        sweep = records.sweep if draw_sweep(claims, points, _swept(claims, claims.sweep), records.sweep) else None
+        drawn += [records.sweep] if draw_sweep(claims, points, _swept(claims, claims.sweep), records.sweep) else []
 
     def seen_from(folder: Path) -> str:
-        return render(claims, records, *(path and os.path.relpath(path, folder) for path in (picture, sweep)))
+        paths = {path: os.path.relpath(path, folder) for path in drawn}
+        return render(claims, records, paths.get(records.picture), paths.get(records.sweep))
 
     text = seen_from(records.markdown.parent)
     records.markdown.parent.mkdir(parents=True, exist_ok=True)

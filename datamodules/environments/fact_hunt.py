@@ -153,11 +153,10 @@ class FactHunt(gymnasium.Env[str, str]):
             ValueError: the view holds no question.
         """
         view = " ".join(view.split())
-        if not (question := _QUESTION.search(view)):
+        if not (asked := _asked(view)):
             raise ValueError("FactHunt: script() needs a view with the question, `find COUNTRY ATTRIBUTE ; ...`")
         facts = {" ".join(fact.split()[:2]): fact for fact in self.digest(view)}
         listed = {title: number for number, title in _SHOWN.findall(view)}
-        asked = question[1].split(" ; ")
         missing = [title for title in asked if title not in facts]
         if not missing:
             return "answer " + " ; ".join(facts[title] for title in asked)
@@ -168,9 +167,10 @@ class FactHunt(gymnasium.Env[str, str]):
         at_hand = [f"open {listed[title]}" for title in missing if title in listed]
         return rng.choice(at_hand or [f"search {title}" for title in missing])
 
-    def note(self, observation: str) -> str:
-        """The fact that a passage tells, ``chad capital n'djamena``; ``-`` where the observation is no passage."""
-        return " ".join(self.digest(observation)[:1]) or "-"
+    def note(self, observation: str, view: str) -> str:
+        """What a passage tells if the question in ``view`` asks for it, ``chad capital n'djamena``; otherwise ``-``."""
+        facts = (fact for fact in self.digest(observation) if " ".join(fact.split()[:2]) in _asked(view))
+        return next(facts, "-")
 
     def digest(self, view: str) -> list[str]:
         """Every fact that can be read in the text, each once, in the order they appear there."""
@@ -258,6 +258,12 @@ def _plain(text: str) -> str:
     """Without markup and accents, and as ``words`` writes it."""
     text = unicodedata.normalize("NFKD", html.unescape(re.sub(r"<[^>]*>", " ", text)).replace("\u2019", "'"))
     return words(text.encode("ascii", "ignore").decode())
+
+
+def _asked(view: str) -> list[str]:
+    """The titles of the facts asked for."""
+    question = _QUESTION.search(" ".join(view.split()))
+    return question[1].split(" ; ") if question else []
 
 
 def _dealt(rng: random.Random, names: list[str]) -> dict[str, str]:
