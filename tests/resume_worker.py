@@ -14,7 +14,7 @@ from datamodules import RolloutDataModule
 from tests.conftest import small_data
 from tests.recording import Recorder, quiet_trainer, recorder
 
-SETTINGS: dict[str, Any] = {"kl_coef": 0.05, "learning_rate": 3e-3}
+SETTINGS: dict[str, Any] = {"kl_coef": 0.05, "learning_rate": 3e-3, "schedule": "linear"}
 
 
 def data(kind: type[RolloutDataModule] = RolloutDataModule) -> RolloutDataModule:
@@ -34,7 +34,7 @@ class Hang(pl.Callback):
 def main(folder: str, step: int) -> None:
     torch.set_num_threads(1)
     saving = ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)
-    fit = quiet_trainer(max_epochs=9, callbacks=[Hang(step), saving], enable_checkpointing=True)
+    fit = quiet_trainer(max_epochs=4, callbacks=[Hang(step), saving], enable_checkpointing=True)
     fit.fit(recorder(**SETTINGS), datamodule=data())
 
 

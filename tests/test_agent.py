@@ -76,6 +76,31 @@ def test_validation_does_not_shift_training() -> None:
     assert same_weights(one, other)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [1.0, 0.85355339, 0.5, 0.14644661]),  # (1 + cos(pi epoch / 4)) / 2
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: Any, rates: list[float]) -> None:
+    seen: list[float] = []
+
+    class Rate(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    module = agent(learning_rate=2e-3, schedule=schedule)
+    trainer(max_epochs=4, callbacks=[Rate()]).fit(module, datamodule=small_data(minibatches=1, seed=1))
+    assert seen == pytest.approx([2e-3 * rate for rate in rates])
+
+
+def test_a_schedule_needs_an_end() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.max_epochs"):
+        trainer(max_epochs=-1, max_steps=2).fit(agent(schedule="linear"), datamodule=small_data())
+
+
 def test_global_randomness_does_not_shift_training() -> None:
     runs = []
     for draws in (0, 5):

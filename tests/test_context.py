@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -328,9 +328,7 @@ def test_embedding_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     class Encoder:
         def encode(self, text: str, convert_to_tensor: bool) -> torch.Tensor:
             # Task and latest observation are sought among the records; only the second of those is like them.
-            return torch.tensor(
-                [2.0, 0.0] if text.startswith("findings hunt ") or "k2:v1" in text else [0.5, 3.0]
-            )
+            return torch.tensor([2.0, 0.0] if text.startswith("findings hunt ") or "k2:v1" in text else [0.5, 3.0])
 
     monkeypatch.setattr("zoo.rollout.memory._encoder", lambda name: Encoder())
     settings: dict[str, Any] = {**SELECTIVE, "choose": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -10,10 +11,8 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
-from transformers import get_scheduler
 
 from callbacks.online_sampling import OnlineSampler
 from zoo import objectives
@@ -223,21 +222,21 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def sampler(self) -> pl.Callback:
         return OnlineSampler()
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("the policy is frozen: no parameter requires a gradient")
-        settings, epochs = self.hparams, self.trainer.max_epochs
-        optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        if settings.schedule == "constant":
-            return optimizer
-        if not epochs or epochs < 1:
-            raise ConfigError(f"model.schedule={settings.schedule} needs trainer.max_epochs")
-        return [optimizer], [get_scheduler(settings.schedule, optimizer, 0, epochs)]
+        if self.hparams.schedule != "constant" and (self.trainer.max_epochs or 0) < 1:
+            raise ConfigError(f"model.schedule={self.hparams.schedule} needs trainer.max_epochs")
+        return torch.optim.AdamW(trained, lr=self.hparams.learning_rate, weight_decay=self.hparams.weight_decay)
 
-    def on_train_epoch_end(self) -> None:
-        if schedule := self.lr_schedulers():
-            schedule.step()  # type: ignore[union-attr, call-arg]
+    def on_train_epoch_start(self) -> None:
+        """Set the epoch's learning rate: a function of the epoch alone, so that a resumed run has the same."""
+        done = self.current_epoch / (self.trainer.max_epochs or 1)
+        share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.hparams.learning_rate * share[self.hparams.schedule]
 
     def on_train_start(self) -> None:
         # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had

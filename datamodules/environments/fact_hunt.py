@@ -67,7 +67,8 @@ class FactHunt(gymnasium.Env[str, str]):
     Splits share no combination of facts, but a few hundred facts are soon known by heart, and whoever knows them needs neither
     reading nor memory, in training and test alike. Therefore every task deals the names of the countries out anew, in titles and
     texts, and the numbers of the passages (entity substitution, Longpre et al., arXiv 2109.05052): what Peru's page says is
-    then said of Chad. The texts stay real, their facts do not; what was learned of one task is of no use in another.
+    then said of Chad. The texts stay real, their facts do not; what was learned of one task is of no use in another. Ten thousand
+    training tasks ask for every fact that a test can ask for; dealt out, the best guesses answer 0.7 % of the questions.
 
     Args:
         facts: number of facts asked for, or the lowest and highest number, each equally likely.

