@@ -20,8 +20,8 @@ class DemonstrationDataModule(RolloutDataModule):
     """Plays training tasks by script and hands the episodes out as rows; evaluation is by rollout, as everywhere.
 
     A world that has ``script(view, rng)`` is played by it: an expert that knows only the text in view, so it can be played under
-    any context manager; ``note(observation, view)`` and ``digest(view)`` then write findings and summaries, and a selection is right
-    by ``selection_skill`` and otherwise drawn. Other worlds tell their solution as ``info["action_data"]``.
+    any context manager; ``note(observation, view)`` and ``digest(view)`` then write findings and summaries, and a selection is
+    right by ``selection_skill`` and otherwise drawn. Other worlds tell their solution as ``info["action_data"]``.
 
     Args:
         guided_share: share of demonstrations that show some of their actions as guidance in the prompt, so that a

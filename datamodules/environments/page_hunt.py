@@ -24,8 +24,8 @@ _SPLITS = ("train", "val", "test")
 class PageHunt(gymnasium.Env[str, str]):
     """Open pages (``p3``), then say the facts asked for (``answer k4:v2 k9:v7``). Reward 1 if all are right and no more.
 
-    A page holds one fact, a key with its value in one word, and filler. Task, keys and values are drawn by seed and split; nothing is shared between
-    tasks but the language, so an answer must have been read.
+    A page holds one fact, a key with its value in one word, and filler. Task, keys and values are drawn by seed and split;
+    nothing is shared between tasks but the language, so an answer must have been read.
 
     Args:
         pages: how many there are; each holds another key.
@@ -37,13 +37,14 @@ class PageHunt(gymnasium.Env[str, str]):
         brief: filler words of the brief.
         cue: chance that a needed page is listed as likely at the start.
         false_cue: the same for any other page.
+        known: share of the tasks that tell every fact at the start; drills, for warm starts.
 
     Raises:
         ConfigError: numbers that do not fit together.
     """
 
     vocabulary: ClassVar[tuple[str, ...]] = (
-        *("hunt", "likely", "later", "need", "answer", "right", "wrong", "nothing", "flag", "plain", "asked", "other"),
+        *("hunt", "likely", "later", "need", "answer", "right", "wrong", "nothing", "flag", "plain", "asked", "other", "known"),
         *(f"p{page}" for page in range(MAX_PAGES)),
         *(f"k{key}" for key in range(KEYS)),
         *(f"k{key}:v{value}" for key in range(KEYS) for value in range(VALUES)),
@@ -60,15 +61,16 @@ class PageHunt(gymnasium.Env[str, str]):
         brief: int = 24,
         cue: float = 0.8,
         false_cue: float = 0.3,
+        known: float = 0.0,
     ) -> None:
-        if not 0 <= late <= 1:
-            raise ConfigError(f"PageHunt: late is a share between 0 and 1, not {late}")
+        if not (0 <= late <= 1 and 0 <= known <= 1):
+            raise ConfigError(f"PageHunt: late and known are shares between 0 and 1, not {late} and {known}")
         if not 1 <= facts[0] <= facts[1] <= (reveal if late else pages) <= pages <= MAX_PAGES:
             raise ConfigError(
                 f"PageHunt needs 1 <= facts <= pages <= {MAX_PAGES}, and facts <= reveal <= pages if late"
             )
         self.pages, self.facts, self.late, self.reveal = pages, (facts[0], facts[1]), late, reveal
-        self.filler, self.brief, self.cue, self.false_cue = filler, brief, cue, false_cue
+        self.filler, self.brief, self.cue, self.false_cue, self.known = filler, brief, cue, false_cue, known
         self.observation_space, self.action_space = (
             spaces.Text(1024, charset=printable),
             spaces.Text(64, charset=printable),
@@ -101,7 +103,13 @@ class PageHunt(gymnasium.Env[str, str]):
         rng.shuffle(likely)
         self.opened = []
         asked = "later" if self.later else self._asked()
-        return f"hunt {asked} likely {' '.join(f'p{page}' for page in likely)}".strip(), self._info(False)
+        text = f"hunt {asked} likely {' '.join(f'p{page}' for page in likely)}"
+        if rng.random() < self.known:
+            text += f" known {' '.join(rng.sample([self._fact(page) for page in range(self.pages)], self.pages))}"
+            if self.later:
+                self.needed = rng.sample(range(self.pages), self.count)
+                text += f" need {self._asked()}"
+        return text.strip(), self._info(False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         words = action.split()

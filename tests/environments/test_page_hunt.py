@@ -137,6 +137,17 @@ def test_the_script_solves_every_task_it_sees_whole() -> None:
             assert reward == 1.0
 
 
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_a_drill_tells_everything_at_once(late: float) -> None:
+    env, asked, info = start(late=late, known=1.0)
+    told = asked.split(" known ")[1].split(" need ")[0].split()
+    assert sorted(told) == sorted(f"k{env.keys[page]}:v{env.values[page]}" for page in range(env.pages))
+    assert info["gold"] == [f"p{page}" for page in env.needed]
+    action = env.script(asked, random.Random(0))
+    assert sorted(action.split()) == sorted(answer(env).split())
+    assert env.step(action)[1] == 1.0
+
+
 def test_a_pickled_world_goes_on_where_it_was() -> None:
     env, *_ = start()
     env.step("p3")
@@ -145,7 +156,8 @@ def test_a_pickled_world_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [{"facts": (0, 2)}, {"facts": (3, 2)}, {"pages": 99}, {"late": 1.0, "reveal": 20}, {"late": 2.0}]
+    "args",
+    [{"facts": (0, 2)}, {"facts": (3, 2)}, {"pages": 99}, {"late": 1.0, "reveal": 20}, {"late": 2.0}, {"known": -1.0}],
 )
 def test_numbers_that_do_not_fit_are_refused(args: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="PageHunt"):
