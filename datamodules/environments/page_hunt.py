@@ -102,14 +102,15 @@ class PageHunt(gymnasium.Env[str, str]):
         self._flags = [not self.later and flag for flag in flags]
         rng.shuffle(likely)
         self.opened = []
-        asked = "later" if self.later else self._asked()
-        text = f"hunt {asked} likely {' '.join(f'p{page}' for page in likely)}"
+        told = []
         if rng.random() < self.known:
-            text += f" known {' '.join(rng.sample([self._fact(page) for page in range(self.pages)], self.pages))}"
+            told = rng.sample([self._fact(page) for page in range(self.pages)], self.pages)
             if self.later:
                 self.needed = rng.sample(range(self.pages), self.count)
-                text += f" need {self._asked()}"
-        return text.strip(), self._info(False)
+                told += ["need", self._asked()]
+        asked = "later" if self.later else self._asked()
+        # A page as the last word could be taken for an action that was begun.
+        return " ".join(["hunt", asked, "likely", *(f"p{page}" for page in likely), "known", *told]), self._info(False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         words = action.split()

@@ -55,7 +55,7 @@ def play(env: FactHunt, seed: int, split: str, window: Callable[[list[str]], str
 
 
 def titles(question: str) -> list[str]:
-    return question.removeprefix("find ").split(" ; ")
+    return question.partition(" known")[0].removeprefix("find ").split(" ; ")
 
 
 def read(env: FactHunt) -> list[str]:
@@ -72,34 +72,34 @@ def test_every_passage_begins_with_its_title_and_its_answer_of_one_or_two_words(
     env = FactHunt()
     assert sorted(corpus.numbers.values()) == sorted(corpus.passages)
     assert len(corpus.titles) == MAX_COUNTRIES
-    assert sorted(corpus.answers) == sorted(f"{c} {a}" for c, attributes in corpus.titles.items() for a in attributes)
+    assert sorted(corpus.answers) == sorted(f"{c}:{a}" for c, attributes in corpus.titles.items() for a in attributes)
     for title, answer in corpus.answers.items():
         number = corpus.numbers[title]
         shown = corpus.passages[number]
         assert 1 <= len(answer.split()) <= 2
         assert f"{shown} ".startswith(f"{number} {title} {answer} ")
-        assert len(shown.split()) <= module.PASSAGE_WORDS + 3
+        assert len(shown.split()) <= 16  # its number, its title and 14 words
         assert shown == " ".join(shown.lower().split())
         assert env.digest(shown) == [f"{title} {answer}"]
-        assert title.split()[0] not in answer.split()  # a name would be dealt out with its capital
+        assert title.split(":")[0] not in answer.split()  # a name would be dealt out with its capital
     assert all(len(set(attributes) & set(FIELDS)) >= len(FIELDS) - 1 for attributes in corpus.titles.values())
 
 
 @pytest.mark.parametrize(
     "fact",
     [
-        "mali capital bamako",
-        "rwanda currency rwandan francs",
-        "mozambique language portuguese",
-        "cyprus peak mount olympus",
-        "mali independence 1960",
-        "bangladesh export garments",
-        "cuba crop sugarcane",
-        "mozambique partner india",
+        "mali:capital bamako",
+        "rwanda:currency rwandan francs",
+        "mozambique:language portuguese",
+        "greece:peak mount olympus",
+        "mali:independence 1960",
+        "bangladesh:export garments",
+        "cuba:crop sugarcane",
+        "mozambique:partner india",
     ],
 )
 def test_known_facts(corpus: Any, fact: str) -> None:
-    title, answer = re.fullmatch(r"(\S+ \S+) (.+)", fact).groups()  # type: ignore[union-attr]
+    title, answer = fact.split(" ", 1)
     assert corpus.answers[title] == answer
 
 
@@ -123,7 +123,7 @@ def test_facts_that_leave_a_doubt_are_left_out(attribute: str, text: str) -> Non
 def test_a_search_by_title_finds_its_passage_first(countries: int) -> None:
     known = module._corpus(countries)
     for title, number in known.numbers.items():
-        assert known.search(title.split())[0] == f"{number} {title}"
+        assert known.search(title.split(":"))[0] == f"{number} {title}"
 
 
 @settings(max_examples=40, deadline=None)
@@ -136,7 +136,7 @@ def test_every_word_is_in_the_vocabulary(seed: int, split: str, facts: int, deal
     _, turns = play(env, seed, split)
     notes = [env.note(observation, question) for observation in turns[::2]]
     assert set(" ".join([*turns, *notes]).split()) <= known
-    assert len(known) < 1000
+    assert len(known) < 750
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,11 +150,14 @@ def test_any_action_is_answered_within_the_vocabulary(text: str, verb: str) -> N
 
 
 def test_the_replies(corpus: Any) -> None:
-    env = FactHunt(facts=2, max_steps=6, dealt=False)
+    env = FactHunt(facts=2, max_steps=9, dealt=False)
     env.reset(seed=4)
-    number = corpus.numbers["mali capital"]
-    assert re.fullmatch(rf"{number} mali capital \| d\d+ mali \w+", env.step("search mali capital")[0])
-    assert env.step(f"open {number}")[0].startswith(f"{number} mali capital bamako ; the origin of the name")
+    number = corpus.numbers["mali:capital"]
+    hits = env.step("search mali:capital")[0]
+    assert re.fullmatch(rf"{number} mali:capital \| d\d+ mali:\w+", hits)
+    for words in ("mali capital", "Mali: capital", "what is the capital of mali ?"):
+        assert env.step(f"search {words}")[0].startswith(f"{number} mali:capital | ")
+    assert env.step(f"open {number}")[0].startswith(f"{number} mali:capital bamako ; the origin of the name")
     assert env.step("open d9999")[0] == env.step("open")[0] == "no such passage"
     assert env.step("search zzzz")[:4] == ("nothing found", 0.0, False, False)
     assert env.step("dance")[:4] == ("unknown action", 0.0, False, True)
@@ -166,7 +169,7 @@ def test_exactly_the_facts_of_the_needed_passages_are_right(seed: int, facts: in
     env = FactHunt(facts)
     question = env.reset(seed=seed)[0]
     right = read(env)
-    assert [" ".join(fact.split()[:2]) for fact in right] == titles(question)
+    assert [fact.split()[0] for fact in right] == titles(question)
     for said in (right, right[::-1], [fact.upper() for fact in right]):
         env.reset(seed=seed)
         assert env.step("answer " + " ; ".join(said))[:4] == ("right", 1.0, True, False)
@@ -178,7 +181,8 @@ def test_exactly_the_facts_of_the_needed_passages_are_right(seed: int, facts: in
 
 @pytest.mark.parametrize("dealt", [True, False])
 def test_nothing_that_was_read_in_one_task_helps_in_another_unless_facts_are_true(corpus: Any, dealt: bool) -> None:
-    env, seen, numbers = FactHunt(facts=6, dealt=dealt), {title: Counter() for title in corpus.answers}, []
+    env, numbers = FactHunt(facts=6, dealt=dealt), []
+    seen: dict[str, Counter[str]] = {title: Counter() for title in corpus.answers}
     for seed in range(300):
         question = env.reset(seed=seed)[0]
         for title, fact, action in zip(titles(question), read(env), env.gold(), strict=True):
@@ -197,10 +201,11 @@ def test_names_are_dealt_consistently(corpus: Any) -> None:
     told = {true: env.step(f"open {env._told[number]}")[0] for true, number in corpus.numbers.items()}
     assert {env._true[country] for country in corpus.titles} == set(corpus.titles)
     for title, shown in told.items():
-        country, attribute = title.split()
-        assert shown.split()[1:3] == [env._told[country], attribute]
-        assert env.step(f"search {env._told[country]} {attribute}")[0].startswith(" ".join(shown.split()[:3]))
-    assert told["mozambique partner"].split()[3] == env._told["india"]
+        country, attribute = title.split(":")
+        assert shown.split()[1] == f"{env._told[country]}:{attribute}"
+        for query in (f"{env._told[country]}:{attribute}", f"{env._told[country]} {attribute}"):
+            assert env.step(f"search {query}")[0].startswith(" ".join(shown.split()[:2]))
+    assert told["mozambique:partner"].split()[2] == env._told["india"]
 
 
 def test_a_task_is_its_seed_and_split() -> None:
@@ -213,11 +218,11 @@ def test_a_task_is_its_seed_and_split() -> None:
 
 
 def test_splits_share_no_combination_of_facts_but_ask_for_all_of_them() -> None:
-    env = FactHunt(facts=(1, 2), countries=6)
+    env = FactHunt(facts=(1, 3), countries=6)
     seen: dict[str, set[frozenset[str]]] = {}
     for split in SPLITS:
         asked = [titles(env.reset(seed=seed, options={"split": split})[0]) for seed in range(600)]
-        assert all(len({title.split()[0] for title in some}) == len(some) for some in asked)
+        assert all(len({title.split(":")[0] for title in some}) == len(some) for some in asked)
         seen[split] = {frozenset(some) for some in asked}
     assert not seen["train"] & seen["test"]
     assert not seen["train"] & seen["val"]
@@ -255,57 +260,111 @@ def test_notes_are_as_good_as_the_passages() -> None:
 
 
 def test_notes_and_digests() -> None:
-    env, asked = FactHunt(dealt=False), "find mali capital ; niger export"
-    assert env.note("d12 mali capital bamako ; the origin", asked) == "mali capital bamako"
+    env, asked = FactHunt(dealt=False), "find mali:capital ; cuba:export"
+    assert env.note("d12 mali:capital bamako ; the origin", asked) == "mali:capital bamako asked"
+    assert env.note("d9 cuba:export tobacco , nickel", f"records t1 x - {asked}") == "cuba:export tobacco asked"
+    assert env.note("d12 mali:crop maize , rice", asked) == "mali:crop maize other"
+    assert env.note("d7 greece:peak mount olympus 2 , 917", asked) == "greece:peak mount olympus other"
     for nothing in (
-        "d12 mali capital | d3 mali crop",
-        "d12 mali crop maize , rice",  # not asked for
-        "d12 mali capital cut",
+        "d12 mali:capital | d3 mali:crop",
+        "d12 mali:capital cut",
         "nothing found",
         "unknown action",
         "wrong",
         "",
         asked,
+        f"{asked} known mali:capital bamako",  # no passage
     ):
         assert env.note(nothing, asked) == "-"
-    view = f"records t1 open d8 niger export gold {asked} search x <end> d8 mali crop maize , d3 niger export gold , uranium"
-    assert env.digest(view) == ["niger export gold", "mali crop maize"]
-    assert env.digest("russia currency russian rubles mali language bambara") == [
-        "russia currency russian rubles",
-        "mali language bambara",
+    view = f"records t1 open d8 cuba:export tobacco {asked} search x <end> d8 mali:crop maize , d3 cuba:export tobacco , uranium"
+    assert env.digest(view) == ["cuba:export tobacco", "mali:crop maize"]
+    assert env.digest("russia:currency russian rubles mali:language bambara") == [
+        "russia:currency russian rubles",
+        "mali:language bambara",
     ]
 
 
+def test_a_search_shows_two_titles_and_a_passage_has_fourteen_words_at_most(corpus: Any) -> None:
+    env, numbers = FactHunt(dealt=False), corpus.numbers
+    env.reset(seed=0)
+    first, second = env.step("search mali:peak")[0].split(" | ")
+    assert first == f"{numbers['mali:peak']} mali:peak"
+    assert second in {f"{number} {title}" for title, number in numbers.items()}
+    for passage in (
+        "mali:peak hombori tondo 1 , 155 m ; lowest point senegal river 23 m",
+        "mali:capital bamako ; the origin of the name is unclear , but it comes from",
+        "cuba:language spanish ( official )",
+    ):
+        number = numbers[passage.split()[0]]
+        assert env.step(f"open {number}")[0] == f"{number} {passage}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(SPLITS), st.integers(1, 6), st.booleans())
+def test_a_drill_tells_eight_facts_and_is_answered_at_once(seed: int, split: str, facts: int, dealt: bool) -> None:
+    env, plain = FactHunt(facts, dealt=dealt, known=1.0), FactHunt(facts, dealt=dealt)
+    text, info = env.reset(seed=seed, options={"split": split})
+    question, _, known = text.partition(" known ")
+    assert (f"{question} known", info) == plain.reset(seed=seed, options={"split": split})  # the same task, but for the drill
+    told = known.split(" ; ")
+    assert len({fact.split()[0] for fact in told}) == len(told) == 8
+    assert set(read(env)) <= set(told)
+    assert env.digest(text) == told
+    assert set(text.split()) <= set(FactHunt.vocabulary)
+    action = env.script(text, random.Random(seed))
+    assert [fact.split()[0] for fact in action.removeprefix("answer ").split(" ; ")] == titles(question)
+    assert env.step(action)[:4] == ("right", 1.0, True, False)
+
+
+def test_what_is_asked_for_may_stand_anywhere_in_a_drill() -> None:
+    env, places = FactHunt(facts=1, known=1.0), Counter[int]()
+    for seed in range(200):
+        question, _, known = env.reset(seed=seed)[0].partition(" known ")
+        places[[fact.split()[0] for fact in known.split(" ; ")].index(titles(question)[0])] += 1
+    assert len(places) == 8
+    assert max(places.values()) < 50
+    drills = [" known " in FactHunt(known=0.6).reset(seed=seed)[0] for seed in range(300)]
+    assert 0.5 < sum(drills) / 300 < 0.7
+    assert not any(" known " in FactHunt().reset(seed=seed)[0] for seed in range(20))
+
+
+def test_the_vocabulary_has_every_title_that_can_be_dealt(corpus: Any) -> None:
+    vocabulary = FactHunt.vocabulary  # and both words of a title, for free searches
+    assert {word for word in vocabulary if ":" in word} == {f"{c}:{a}" for c in corpus.titles for a in FIELDS}
+    assert {*corpus.titles, *FIELDS, "known", "asked", "other"} <= set(vocabulary)
+    assert len(set(vocabulary)) == len(vocabulary)
+
+
 def test_the_script_reads_and_never_guesses() -> None:
-    env, question = FactHunt(), "find mali capital ; niger export"
+    env, question = FactHunt(), "find mali:capital ; cuba:export"
     draws = [random.Random(seed) for seed in range(50)]
-    assert {env.script(question, rng) for rng in draws} == {"search mali capital", "search niger export"}
-    hits = f"{question} search mali capital <end> d5 mali capital | d6 mali crop"
+    assert {env.script(question, rng) for rng in draws} == {"search mali:capital", "search cuba:export"}
+    hits = f"{question} search mali:capital <end> d5 mali:capital | d6 mali:crop"
     actions = [env.script(hits, rng) for rng in draws]
-    assert set(actions) == {"open d5", "open d6", "search mali capital"}
+    assert set(actions) == {"open d5", "open d6", "search mali:capital"}
     assert 30 <= actions.count("open d5") <= 48
-    known = f"{question}\nniger export gold\nmali capital bamako\nopen d5"
-    assert {env.script(known, rng) for rng in draws} == {"answer mali capital bamako ; niger export gold"}
-    told = f"{question} mali capital dhaka niger export gold"  # whatever the view says, not what is true
-    assert env.script(told, draws[0]) == "answer mali capital dhaka ; niger export gold"
+    known = f"{question}\ncuba:export tobacco other\nmali:capital bamako asked\nopen d5"
+    assert {env.script(known, rng) for rng in draws} == {"answer mali:capital bamako ; cuba:export tobacco"}
+    told = f"{question} mali:capital dhaka cuba:export tobacco"  # whatever the view says, not what is true
+    assert env.script(told, draws[0]) == "answer mali:capital dhaka ; cuba:export tobacco"
     with pytest.raises(ValueError, match="view with the question"):
-        env.script("d5 mali capital", draws[0])
+        env.script("d5 mali:capital", draws[0])
 
 
 @pytest.mark.parametrize(
     ("context", "low", "high"),
     [
         (AppendOnly(640), 1.0, 1.0),
-        (AppendOnly(128), 0.1, 0.4),
-        (SelectiveMemory(6, 0, 9, max_tokens=128, boundary_tokens=128, max_rounds=8), 0.8, 1.0),
-        (RollingSummary(38, max_tokens=128, boundary_tokens=128, max_rounds=8), 0.8, 1.0),
-        (SlidingWindow(128, max_rounds=8), 0.1, 0.5),
+        (AppendOnly(112), 0.1, 0.4),
+        (SelectiveMemory(6, 0, 9, max_tokens=112, boundary_tokens=96, max_rounds=6), 0.8, 1.0),
+        (RollingSummary(39, max_tokens=112, boundary_tokens=96, max_rounds=6), 0.8, 1.0),
+        (SlidingWindow(112, max_rounds=6), 0.1, 0.5),
     ],
 )
 def test_what_a_context_holds_decides(context: ContextManager, low: float, high: float) -> None:
     data = DemonstrationDataModule(
         environment="zoo/FactHunt-v0",
-        protocol=WordProtocol(36),
+        protocol=WordProtocol(31),
         context=context,
         selection_skill=1.0,
         tasks_per_iteration=60,
@@ -326,7 +385,7 @@ def test_what_a_context_holds_decides(context: ContextManager, low: float, high:
 def test_registered_and_picklable_in_mid_episode() -> None:
     env: Any = gymnasium.make("zoo/FactHunt-v0", disable_env_checker=True, facts=[2, 2]).unwrapped
     env.reset(seed=3)
-    env.step("search mali capital")
+    env.step("search mali:capital")
     copy = pickle.loads(pickle.dumps(env))  # noqa: S301 - made here
     assert copy.turns == 1
     assert len(pickle.dumps(env)) < 20_000  # the corpus stays behind
@@ -345,6 +404,8 @@ def test_registered_and_picklable_in_mid_episode() -> None:
         {"countries": 5},
         {"countries": MAX_COUNTRIES + 1},
         {"max_steps": 0},
+        {"known": 1.5},
+        {"known": -0.1},
     ],
 )
 def test_impossible_hunts_are_refused(wrong: dict[str, Any]) -> None:
