@@ -131,7 +131,8 @@ class FactHunt(gymnasium.Env[str, str]):
             chosen = rng.sample(list(corpus.titles), count)
             self.question = [f"{country}:{rng.choice(corpus.titles[country])}" for country in chosen]
             asked = [_renamed(title, self._told) for title in self.question]
-        text = "find " + " ; ".join(asked) + " known"  # a title as the last word could be taken for a search that was begun
+        # A title as the last word could be taken for a search that was begun.
+        text = "find " + " ; ".join(asked) + " known"
         if rng.random() < self.known:
             others = rng.sample([title for title in corpus.answers if title not in self.question], TOLD - count)
             facts = [f"{title} {corpus.answers[title]}" for title in rng.sample([*self.question, *others], TOLD)]

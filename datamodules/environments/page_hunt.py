@@ -44,7 +44,8 @@ class PageHunt(gymnasium.Env[str, str]):
     """
 
     vocabulary: ClassVar[tuple[str, ...]] = (
-        *("hunt", "likely", "later", "need", "answer", "right", "wrong", "nothing", "flag", "plain", "asked", "other", "known"),
+        *("hunt", "likely", "later", "need", "answer", "right", "wrong", "nothing"),
+        *("flag", "plain", "asked", "other", "known"),
         *(f"p{page}" for page in range(MAX_PAGES)),
         *(f"k{key}" for key in range(KEYS)),
         *(f"k{key}:v{value}" for key in range(KEYS) for value in range(VALUES)),

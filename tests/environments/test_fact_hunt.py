@@ -305,7 +305,7 @@ def test_a_drill_tells_eight_facts_and_is_answered_at_once(seed: int, split: str
     env, plain = FactHunt(facts, dealt=dealt, known=1.0), FactHunt(facts, dealt=dealt)
     text, info = env.reset(seed=seed, options={"split": split})
     question, _, known = text.partition(" known ")
-    assert (f"{question} known", info) == plain.reset(seed=seed, options={"split": split})  # the same task, but for the drill
+    assert (f"{question} known", info) == plain.reset(seed=seed, options={"split": split})
     told = known.split(" ; ")
     assert len({fact.split()[0] for fact in told}) == len(told) == 8
     assert set(read(env)) <= set(told)
