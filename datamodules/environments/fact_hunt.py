@@ -77,8 +77,8 @@ class FactHunt(gymnasium.Env[str, str]):
         countries: number of countries in the corpus, each with seven or eight passages.
         max_steps: turns after which the episode is cut.
         dealt: whether names and numbers are dealt out; if not, all facts are true and can be known by heart.
-        known: share of the tasks that tell eight facts at the start, ``find chad:capital known peru:crop sugarcane ; ...``, those
-            asked for among them; drills, for warm starts.
+        known: share of the tasks that tell up to eight facts at the start, ``find chad:capital known peru:crop sugarcane ; ...``,
+            those asked for among them; drills, for warm starts. Few facts at times is what makes looking them up learnable.
 
     Raises:
         ConfigError: a number is out of range, or a package is missing; the latter is said at the first use of the corpus.
@@ -134,8 +134,9 @@ class FactHunt(gymnasium.Env[str, str]):
         # A title as the last word could be taken for a search that was begun.
         text = "find " + " ; ".join(asked) + " known"
         if rng.random() < self.known:
-            others = rng.sample([title for title in corpus.answers if title not in self.question], TOLD - count)
-            facts = [f"{title} {corpus.answers[title]}" for title in rng.sample([*self.question, *others], TOLD)]
+            others = [title for title in corpus.answers if title not in self.question]
+            told = [*self.question, *rng.sample(others, rng.randint(0, TOLD - count))]
+            facts = [f"{title} {corpus.answers[title]}" for title in rng.sample(told, len(told))]
             text += " " + _renamed(" ; ".join(facts), self._told)
         return text, self._info(False)
 

@@ -301,13 +301,15 @@ def test_a_search_shows_two_titles_and_a_passage_has_fourteen_words_at_most(corp
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(SPLITS), st.integers(1, 6), st.booleans())
-def test_a_drill_tells_eight_facts_and_is_answered_at_once(seed: int, split: str, facts: int, dealt: bool) -> None:
+def test_a_drill_tells_up_to_eight_facts_and_is_answered_at_once(
+    seed: int, split: str, facts: int, dealt: bool
+) -> None:
     env, plain = FactHunt(facts, dealt=dealt, known=1.0), FactHunt(facts, dealt=dealt)
     text, info = env.reset(seed=seed, options={"split": split})
     question, _, known = text.partition(" known ")
     assert (f"{question} known", info) == plain.reset(seed=seed, options={"split": split})
     told = known.split(" ; ")
-    assert len({fact.split()[0] for fact in told}) == len(told) == 8
+    assert facts <= len({fact.split()[0] for fact in told}) == len(told) <= 8
     assert set(read(env)) <= set(told)
     assert env.digest(text) == told
     assert set(text.split()) <= set(FactHunt.vocabulary)
@@ -322,7 +324,7 @@ def test_what_is_asked_for_may_stand_anywhere_in_a_drill() -> None:
         question, _, known = env.reset(seed=seed)[0].partition(" known ")
         places[[fact.split()[0] for fact in known.split(" ; ")].index(titles(question)[0])] += 1
     assert len(places) == 8
-    assert max(places.values()) < 50
+    assert 40 < places[0] < 100  # the only one told, or the first of several
     drills = [" known " in FactHunt(known=0.6).reset(seed=seed)[0] for seed in range(300)]
     assert 0.5 < sum(drills) / 300 < 0.7
     assert not any(" known " in FactHunt().reset(seed=seed)[0] for seed in range(20))
