@@ -78,7 +78,7 @@ class FactHunt(gymnasium.Env[str, str]):
         max_steps: turns after which the episode is cut.
         dealt: whether names and numbers are dealt out; if not, all facts are true and can be known by heart.
         known: share of the tasks that tell up to eight facts at the start, ``find chad:capital known peru:crop sugarcane ; ...``,
-            those asked for among them; drills, for warm starts. Few facts at times is what makes looking them up learnable.
+            those asked for among them; drills, for warm starts.
 
     Raises:
         ConfigError: a number is out of range, or a package is missing; the latter is said at the first use of the corpus.
