@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from zoo.errors import ConfigError
 from zoo.rollout.context import ContextManager
 from zoo.rollout.loop import Episode, Stage, perform
 from zoo.rollout.trajectory import Job, Row
+
+_STARTS = 64  # tasks that wandering takes its actions from
 
 
 class DemonstrationDataModule(RolloutDataModule):
@@ -27,6 +30,8 @@ class DemonstrationDataModule(RolloutDataModule):
         guided_share: share of demonstrations that show some of their actions as guidance in the prompt, so that a
             policy learns to follow guidance.
         hint_noise: share of the shown actions that are replaced by random ones, so that it follows, but not blindly.
+        wander: turns that guidance does not show are played by any action that some task starts with, not by the solution:
+            the policy learns the protocol and to follow guidance, and nothing of the world.
         contexts: context managers that take turns, so that one policy learns to live under any; ``context`` if absent.
         selection_skill: how often a demonstrated selection names the records that the world says are needed.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration has ``tasks_per_iteration`` demonstrations.
@@ -36,6 +41,7 @@ class DemonstrationDataModule(RolloutDataModule):
         self,
         guided_share: float = 0.0,
         hint_noise: float = 0.0,
+        wander: bool = False,
         contexts: list[ContextManager] | None = None,
         selection_skill: float = 0.0,
         **kwargs: Any,
@@ -46,6 +52,7 @@ class DemonstrationDataModule(RolloutDataModule):
             if not 0 <= value <= 1:
                 raise ConfigError(f"data.{name} is a share between 0 and 1, not {value}")
         self.guided_share, self.hint_noise, self.selection_skill = guided_share, hint_noise, selection_skill
+        self.wander = wander
         self.contexts: Sequence[ContextManager] = contexts or [self.context]
         self.group_size = 1
 
@@ -53,6 +60,12 @@ class DemonstrationDataModule(RolloutDataModule):
     def vocabulary(self) -> tuple[str, ...]:
         more = (word for context in self.contexts for word in context.words(self.protocol))
         return tuple(dict.fromkeys([*super().vocabulary, *more]))
+
+    @cached_property
+    def first_choices(self) -> list[list[str]]:
+        """What may be done at the start of some training tasks."""
+        tasks = (self.task("train", index) for index in range(min(_STARTS, self.sizes["train"])))
+        return [self.task_info(task)["admissible_actions"] for task in tasks]
 
     def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
         """The rows of one iteration.
@@ -73,7 +86,7 @@ class DemonstrationDataModule(RolloutDataModule):
                 lambda job: scripts[job.group].notes,
             )
             for trajectory in played:
-                if trajectory.finish == "context_full" and not scripts[trajectory.job.group].scripted:
+                if trajectory.finish == "context_full" and not (scripts[trajectory.job.group].scripted or self.wander):
                     limit = f"context.max_tokens={context.max_tokens}"
                     raise ConfigError(f"{trajectory.job.task} does not fit into {limit}")
                 for segment in trajectory.segments:
@@ -102,8 +115,10 @@ class _Script:
         self.actions = info.get("action_data") or []
         if not self.actions:
             raise ConfigError(f"{data.environment} tells no action_data for {job.task}: nothing to demonstrate")
+        self.shown = 0 if data.wander else len(self.actions)
         if rng.random() < data.guided_share:
             plan = list(enumerate(self.actions, 1))[: rng.randint(1, len(self.actions))]
+            self.shown = len(plan) if data.wander else len(self.actions)
             rng.shuffle(plan)  # so that guidance is followed by its numbers, not by its place
             admissible = info.get("admissible_actions") or self.actions
             self.notes = data.protocol.guidance(
@@ -114,8 +129,7 @@ class _Script:
         """What the next reply says to the memory, and the action."""
         view, env = episode.seen, episode.env
         if not self.scripted:
-            turn = len(episode.turns)
-            return ("", self.actions[turn]) if turn < len(self.actions) else None
+            return self._next(len(episode.turns))
         seen = view.opening.decode(view.segment.ids)
         if view.wants == "selection":
             return self._selection(episode), ""
@@ -123,6 +137,13 @@ class _Script:
             return f"<summary> {self._digest(env.digest(seen), view.room() - 3)} </summary>", ""  # type: ignore[attr-defined]
         finding = f"<finding> {env.note(episode.observation, seen)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
         return finding, env.script(seen, self.rng)  # type: ignore[attr-defined]
+
+    def _next(self, turn: int) -> tuple[str, str] | None:
+        if turn < self.shown:
+            return "", self.actions[turn]
+        if not self.data.wander:
+            return None
+        return "", self.rng.choice(self.rng.choice(self.data.first_choices))
 
     def _selection(self, episode: Episode) -> str:
         """A selection: the needed records or random ones, by ``selection_skill``."""
