@@ -23,7 +23,7 @@ class DemonstrationDataModule(RolloutDataModule):
     """Plays training tasks by script and hands the episodes out as rows; evaluation is by rollout, as everywhere.
 
     A world that has ``script(view, rng)`` is played by it: an expert that knows only the text in view, so it can be played under
-    any context manager; ``note(observation, view)`` and ``digest(view)`` then write findings and summaries, and a selection is
+    any context manager; ``note(observation)`` and ``digest(view)`` then write findings and summaries, and a selection is
     right by ``selection_skill`` and otherwise drawn. Other worlds tell their solution as ``info["action_data"]``.
 
     Args:
@@ -65,7 +65,12 @@ class DemonstrationDataModule(RolloutDataModule):
     def first_choices(self) -> list[list[str]]:
         """What may be done at the start of some training tasks."""
         tasks = (self.task("train", index) for index in range(min(_STARTS, self.sizes["train"])))
-        return [self.task_info(task)["admissible_actions"] for task in tasks]
+        choices = [self.task_info(task).get("admissible_actions") for task in tasks]
+        if None in choices:
+            raise ConfigError(
+                f"{self.environment} tells no admissible_actions: nothing to wander by; data.wander must be false"
+            )
+        return choices
 
     def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
         """The rows of one iteration.
@@ -115,6 +120,7 @@ class _Script:
         self.actions = info.get("action_data") or []
         if not self.actions:
             raise ConfigError(f"{data.environment} tells no action_data for {job.task}: nothing to demonstrate")
+        self.elsewhere = data.first_choices if data.wander else []  # before the episode, whose world this would reset
         self.shown = 0 if data.wander else len(self.actions)
         if rng.random() < data.guided_share:
             plan = list(enumerate(self.actions, 1))[: rng.randint(1, len(self.actions))]
@@ -135,15 +141,13 @@ class _Script:
             return self._selection(episode), ""
         if view.wants == "summary":
             return f"<summary> {self._digest(env.digest(seen), view.room() - 3)} </summary>", ""  # type: ignore[attr-defined]
-        finding = f"<finding> {env.note(episode.observation, seen)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
+        finding = f"<finding> {env.note(episode.observation)} </finding>" if view.wants == "finding" else ""  # type: ignore[attr-defined]
         return finding, env.script(seen, self.rng)  # type: ignore[attr-defined]
 
     def _next(self, turn: int) -> tuple[str, str] | None:
         if turn < self.shown:
             return "", self.actions[turn]
-        if not self.data.wander:
-            return None
-        return "", self.rng.choice(self.rng.choice(self.data.first_choices))
+        return ("", self.rng.choice(self.rng.choice(self.elsewhere))) if self.elsewhere else None
 
     def _selection(self, episode: Episode) -> str:
         """A selection: the needed records or random ones, by ``selection_skill``."""
@@ -154,7 +158,7 @@ class _Script:
             chosen = self.rng.sample(view.archive, min(len(view.archive), self.rng.randint(1, view.manager.choose)))
             chosen.sort(key=lambda record: record.turn)
         phrases = view.opening.protocol.phrases
-        lines = " ".join(phrases.turn.format(record.turn) for record in chosen[: view.manager.choose])
+        lines = " ".join(phrases.name(record) for record in chosen[: view.manager.choose])
         return f"<selection> {lines} </selection>"
 
     def _digest(self, facts: list[str], limit: int) -> str:

@@ -24,6 +24,8 @@ from zoo.policy.words import word_tokenizer
 from zoo.rollout.context import AppendOnly, ContextManager, SlidingWindow
 from zoo.rollout.loop import Episode, Stage, perform, play
 from zoo.rollout.memory import OverwriteMemory, RollingSummary, SelectiveMemory, StaticSelection, repair
+from zoo.rollout.phrases import PROSE
+from zoo.rollout.phrases import WORDS as WORD_PHRASES
 from zoo.rollout.protocol import ChatProtocol, WordProtocol
 from zoo.rollout.trajectory import Job, Record, Task, Trajectory
 
@@ -259,6 +261,20 @@ def test_a_missing_finding_leaves_an_empty_record() -> None:
     assert plain.turns[1].action == "p1"
 
 
+def test_a_record_is_named_by_its_turn_or_by_the_first_word_of_its_finding() -> None:
+    records = [Record(0, "p0", "k0:v1"), Record(1, "p1", "k1:v2 old"), Record(2, "p0", "k0:v1"), Record(3, "p3", "")]
+    assert [WORD_PHRASES.name(record) for record in records] == ["k0:v1", "k1:v2", "k0:v1", "t3"]
+    assert WORD_PHRASES.turns("k1:v2 t3 k0:v1 k0 k0:v10 v1 t30 t1", records) == [1, 3, 2, 30, 1]
+    assert WORD_PHRASES.turns("k0:v1 t3") == [3]
+    assert [PROSE.name(record) for record in records] == ["turn_0", "turn_1", "turn_2", "turn_3"]
+    assert PROSE.turns("turn_2: k1:v2\nturn_0, turn_3", records) == [2, 0, 3]
+
+
+def test_a_selection_may_name_findings() -> None:
+    played = steady(SelectiveMemory(**SELECTIVE), Steady("<selection> k1:v1 </selection>"))
+    assert played.boundaries[0].chosen == [1]
+
+
 def test_running_out_of_rounds_is_overlong() -> None:
     trajectory = steady(SelectiveMemory(max_rounds=2, **SELECTIVE))
     assert (trajectory.finish, len(trajectory.boundaries), trajectory.reward) == ("overlong", 2, 0.0)
@@ -412,7 +428,7 @@ def test_demonstrations_under_any_manager() -> None:
     assert {int(row["trajectory"]) for row in rows} == set(range(28))
     shown = [str(tokenizer.decode(row["ids"])) for row in rows]
     assert not any("<unk>" in text for text in shown)
-    for part in ("<finding> k", "<selection> t", "<summary> k", "answer k"):
+    for part in ("<finding> k", "<selection> k", "<summary> k", "answer k"):
         assert any(part in text for text in shown), part
     again = data.demonstrations(0, tokenizer)
     assert all(torch.equal(one["ids"], other["ids"]) for one, other in zip(rows, again, strict=True))

@@ -186,11 +186,9 @@ class FactHunt(gymnasium.Env[str, str]):
         at_hand = [f"open {listed[title]}" for title in missing if title in listed]
         return rng.choice(at_hand or [f"search {title}" for title in missing])
 
-    def note(self, observation: str, view: str) -> str:
-        """What a passage tells, and whether the question in ``view`` asks for it: ``chad:capital n'djamena asked``, ``-``."""
-        if not (facts := self.digest(observation) if _SHOWN.match(observation) else []):
-            return "-"
-        return f"{facts[0]} {'asked' if facts[0].split()[0] in _asked(view) else 'other'}"
+    def note(self, observation: str) -> str:
+        """What a passage tells: ``chad:capital n'djamena``, or ``-``."""
+        return next(iter(self.digest(observation)), "-") if _SHOWN.match(observation) else "-"
 
     def digest(self, view: str) -> list[str]:
         """Every fact that can be read in the text, each once, in the order they appear there."""
@@ -299,9 +297,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 if __name__ == "__main__":
     # Whatever is dealt out, and both words of a title, for free searches.
     corpus = _corpus(MAX_COUNTRIES)
-    protocol = (
-        "find known search open answer right wrong nothing found no such passage unknown action asked other - ; |"
-    )
+    protocol = "find known search open answer right wrong nothing found no such passage unknown action - ; |"
     told = {f"{country}:{attribute}" for country in corpus.titles for attribute in FIELDS}
     texts = " ".join(corpus.passages.values())
     found = sorted({*protocol.split(), *corpus.titles, *FIELDS, *told, *texts.split()})

@@ -45,7 +45,7 @@ class PageHunt(gymnasium.Env[str, str]):
 
     vocabulary: ClassVar[tuple[str, ...]] = (
         *("hunt", "likely", "later", "need", "answer", "right", "wrong", "nothing"),
-        *("flag", "plain", "asked", "other", "known"),
+        *("flag", "plain", "known"),
         *(f"p{page}" for page in range(MAX_PAGES)),
         *(f"k{key}" for key in range(KEYS)),
         *(f"k{key}:v{value}" for key in range(KEYS) for value in range(VALUES)),
@@ -140,7 +140,7 @@ class PageHunt(gymnasium.Env[str, str]):
     def _info(self, success: bool) -> dict[str, Any]:
         return {"success": success, "gold": self.gold(), "facts": self.count}
 
-    # -- what demonstrations are written with; the first three know only what is in view ------------------------------------
+    # -- what demonstrations are written with; all but gold know only what is in view ------------------------------------
 
     def script(self, view: str, rng: random.Random) -> str:
         """The next action of a wasteful expert: it answers from what is in view, and otherwise opens some page.
@@ -161,11 +161,9 @@ class PageHunt(gymnasium.Env[str, str]):
             return f"p{rng.randrange(self.pages)}"
         return f"p{rng.choice(likely or unread)}"
 
-    def note(self, observation: str, view: str) -> str:
-        """What an observation tells, and whether it is asked for as far as one knows: ``k3:v8 asked``, ``nothing``."""
-        if not (facts := self.digest(observation)):
-            return "nothing"
-        return f"{facts[0]} {'asked' if facts[0].partition(':')[0] in _wanted(view) else 'other'}"
+    def note(self, observation: str) -> str:
+        """What an observation tells: ``k3:v8`` or ``nothing``."""
+        return next(iter(self.digest(observation)), "nothing")
 
     def digest(self, view: str) -> list[str]:
         """Every fact that can be read in the text, each once, by their keys."""

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from zoo.errors import ConfigError
 
 WORDS = Path(__file__).with_name("textworld_express.words.txt")
+_BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _FOLDS = {"train": "train", "val": "dev", "test": "test"}
 
 
@@ -34,6 +35,8 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         game: a game of the engine: ``coin``, ``twc``, ``cookingworld`` ...
         game_params: its parameters as the engine writes them, ``numLocations=1,numItemsToPutAway=2``; empty for its defaults.
         max_steps: steps after which the episode is cut.
+        least_actions: games that are solved by fewer actions are left out; to know them, all of a fold are solved once,
+            which takes some ten seconds.
 
     Raises:
         WorldMissing: Java or the package is not there.
@@ -42,8 +45,8 @@ class TextWorldExpress(gymnasium.Env[str, str]):
 
     vocabulary: ClassVar[tuple[str, ...]] = tuple(WORDS.read_text().split()) if WORDS.exists() else ()
 
-    def __init__(self, game: str = "twc", game_params: str = "", max_steps: int = 10) -> None:
-        self.game, self.game_params, self.max_steps = game, game_params, max_steps
+    def __init__(self, game: str = "twc", game_params: str = "", max_steps: int = 10, least_actions: int = 1) -> None:
+        self.game, self.game_params, self.max_steps, self.least_actions = game, game_params, max_steps, least_actions
         self.observation_space, self.action_space = (
             spaces.Text(4096, charset=printable),
             spaces.Text(256, charset=printable),
@@ -79,7 +82,7 @@ class TextWorldExpress(gymnasium.Env[str, str]):
             raise ValueError(f"TextWorldExpress: split must be one of {sorted(_FOLDS)}, not {split!r}")
         number = seed if seed is not None else int(self.np_random.integers(2**31))
         self._start, self._actions = (number, options), []
-        game = self._folds[split][number % len(self._folds[split])]
+        game = self._game(split, number)
         self._plan = self._solution(game, _FOLDS[split])
         state = json.loads(self._server.generateNewGameJSON(game, _FOLDS[split], False))
         self._order = random.Random(f"{split} {game}")
@@ -96,27 +99,58 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         truncated = len(self._actions) >= self.max_steps and not (won or lost)
         return self._text(state), float(won), won or lost, truncated, self._info(state)
 
-    def _solution(self, game: int, fold: str) -> list[str]:
-        """The engine's solution without its detours: looking around, and walks that come back to where they left.
+    def _game(self, split: str, number: int) -> int:
+        """The game of a task, among those of the fold that are hard enough."""
+        fold = self._folds[split]
+        if self.least_actions > 1:
+            key = (self.game, self.game_params, split, self.least_actions)
+            if key not in _hard:
+                _hard[key] = [game for game in fold if len(self._solution(game, _FOLDS[split])) >= self.least_actions]
+            fold = _hard[key]
+        if not fold:
+            raise ValueError(f"{self.game!r} with {self.game_params!r} has no game of {self.least_actions} actions")
+        return int(fold[number % len(fold)])
 
-        In ``coin`` the engine finds the coin by a search of its own, so its solution is a long walk that differs from call to
-        call; without its loops a short way is left. It is asked once per game and process.
-        """
+    def _solution(self, game: int, fold: str) -> list[str]:
+        """The engine's solution; in ``coin``, where the engine's is a search that differs from call to call, a shortest one."""
         key = (self.game, self.game_params, fold, game)
         if key not in _solutions:
-            state = json.loads(self._server.generateNewGameJSON(game, fold, True))
-            plan: list[str] = []
-            rooms = [_room(state)]  # where the player is before each action of the plan, and after the last
-            for action in list(self._server.getGoldActionSequence()):
-                state = json.loads(self._server.stepJSON(action))
-                if action != "look around":
-                    plan.append(words(action))
-                    rooms.append(_room(state))
-                    first = rooms.index(rooms[-1])
-                    if action.startswith("move ") and all(step.startswith("move ") for step in plan[first:]):
-                        del plan[first:], rooms[first + 1 :]
-            _solutions[key] = plan
+            state = json.loads(self._server.generateNewGameJSON(game, fold, self.game != "coin"))
+            plan = self._way(state) if self.game == "coin" else list(self._server.getGoldActionSequence())
+            _solutions[key] = [words(action) for action in plan if action != "look around"]
         return list(_solutions[key])
+
+    def _way(self, start: dict[str, Any]) -> list[str]:
+        """The shortest way to the coin and taking it, found by walking through every room."""
+        ways: dict[str, dict[str, list[str]]] = {}  # by room: where one gets from there, and how
+        goal = ""
+
+        def visit(here: str, state: dict[str, Any]) -> None:
+            nonlocal goal
+            ways[here], possible = {}, sorted(state["validActions"])
+            if "take coin" in possible:
+                goal = here
+            for action in possible:
+                if action.startswith("move "):
+                    towards = action.removeprefix("move ")
+                    door = f"open door to {towards}"
+                    way = [door, action] if door in possible else [action]
+                    after = [json.loads(self._server.stepJSON(step)) for step in way][-1]
+                    if (there := _room(after)) == here:
+                        continue
+                    ways[here][there] = way
+                    if there not in ways:
+                        visit(there, after)
+                    self._server.stepJSON(f"move {_BACK[towards]}")
+
+        visit(_room(start), start)
+        plans: dict[str, list[str]] = {_room(start): []}
+        for here in (rooms := [_room(start)]):  # grows while it is gone through
+            for there, way in ways[here].items():
+                if there not in plans:
+                    plans[there] = [*plans[here], *way]
+                    rooms.append(there)
+        return [*plans[goal], "take coin"]
 
     def _text(self, state: dict[str, Any]) -> str:
         return f"{words(state['observation'])} turn {len(self._actions) + 1}"
@@ -134,15 +168,14 @@ class TextWorldExpress(gymnasium.Env[str, str]):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        arguments = (self.game, self.game_params, self.max_steps)
-        return {"args": arguments, "start": self._start, "actions": self._actions, "plan": self._plan}
+        arguments = (self.game, self.game_params, self.max_steps, self.least_actions)
+        return {"args": arguments, "start": self._start, "actions": self._actions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A game is its seed and what was done since: play it again."""
         self.__init__(*state["args"])  # type: ignore[misc]
         if state["start"] is not None:
             self.reset(seed=state["start"][0], options=state["start"][1])
-            self._plan = state["plan"]  # the engine searches for some solutions anew every time
             for action in state["actions"]:
                 self.step(action)
 
@@ -174,6 +207,7 @@ def _engine() -> Any:
 
 _alive: list[Any] = []
 _solutions: dict[tuple[str, str, str, int], list[str]] = {}
+_hard: dict[tuple[str, str, str, int], list[int]] = {}
 
 
 def _collect_words() -> set[str]:

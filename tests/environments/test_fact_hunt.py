@@ -134,7 +134,7 @@ def test_every_word_is_in_the_vocabulary(seed: int, split: str, facts: int, deal
     assert info == {"success": False, "gold": env.gold(), "facts": facts}
     assert len(titles(question)) == facts
     _, turns = play(env, seed, split)
-    notes = [env.note(observation, question) for observation in turns[::2]]
+    notes = [env.note(observation) for observation in turns[::2]]
     assert set(" ".join([*turns, *notes]).split()) <= known
     assert len(known) < 750
 
@@ -254,17 +254,17 @@ def test_notes_are_as_good_as_the_passages() -> None:
 
     def notes(turns: list[str]) -> str:
         last = turns[-1] if len(turns) > 1 else ""
-        return " ".join([turns[0], *(env.note(observation, turns[0]) for observation in turns[2::2]), last])
+        return " ".join([turns[0], *(env.note(observation) for observation in turns[2::2]), last])
 
     assert all(play(env, seed, "train", notes)[0] for seed in range(60))
 
 
 def test_notes_and_digests() -> None:
     env, asked = FactHunt(dealt=False), "find mali:capital ; cuba:export"
-    assert env.note("d12 mali:capital bamako ; the origin", asked) == "mali:capital bamako asked"
-    assert env.note("d9 cuba:export tobacco , nickel", f"records t1 x - {asked}") == "cuba:export tobacco asked"
-    assert env.note("d12 mali:crop maize , rice", asked) == "mali:crop maize other"
-    assert env.note("d7 greece:peak mount olympus 2 , 917", asked) == "greece:peak mount olympus other"
+    assert env.note("d12 mali:capital bamako ; the origin") == "mali:capital bamako"
+    assert env.note("d9 cuba:export tobacco , nickel") == "cuba:export tobacco"
+    assert env.note("d12 mali:crop maize , rice") == "mali:crop maize"
+    assert env.note("d7 greece:peak mount olympus 2 , 917") == "greece:peak mount olympus"
     for nothing in (
         "d12 mali:capital | d3 mali:crop",
         "d12 mali:capital cut",
@@ -275,7 +275,7 @@ def test_notes_and_digests() -> None:
         asked,
         f"{asked} known mali:capital bamako",  # no passage
     ):
-        assert env.note(nothing, asked) == "-"
+        assert env.note(nothing) == "-"
     view = f"records t1 open d8 cuba:export tobacco {asked} search x <end> d8 mali:crop maize , d3 cuba:export tobacco , uranium"
     assert env.digest(view) == ["cuba:export tobacco", "mali:crop maize"]
     assert env.digest("russia:currency russian rubles mali:language bambara") == [

@@ -53,16 +53,44 @@ def test_a_task_is_its_seed_and_folds_differ(env: TextWorldExpress) -> None:
     assert env.reset(seed=3) == other.reset(seed=3)
 
 
-def test_solutions_have_no_loops() -> None:
-    env = TextWorldExpress("coin", "numLocations=11,numDistractorItems=0,includeDoors=0,limitInventorySize=0", 40)
+def test_solutions_of_coin_are_the_shortest() -> None:
+    """Without doors a solution is moves and taking the coin, and no room is nearer to the goal than the solution says."""
+    env = TextWorldExpress("coin", "numLocations=7,numDistractorItems=5,includeDoors=0,limitInventorySize=0", 40)
+    for seed in range(15):
+        observation, info = env.reset(seed=seed)
+        plan, seen, rim = info["action_data"], {_room(observation)}, [[]]
+        assert plan == env._solution(env._game("train", seed), "train")
+        for length in range(1, len(plan) + 1):
+            paths, rim = rim, []
+            for path in paths:
+                info = env.reset(seed=seed)[1]
+                for action in path:
+                    info = env.step(action)[4]
+                assert length == len(plan) or "take coin" not in info["admissible_actions"]
+                for action in sorted(info["admissible_actions"]):
+                    if action.startswith("move "):
+                        env.reset(seed=seed)
+                        observation = [env.step(step)[0] for step in [*path, action]][-1]
+                        if _room(observation) not in seen:
+                            seen.add(_room(observation))
+                            rim.append([*path, action])
+
+
+def test_solutions_win_behind_doors_too_and_easy_games_can_be_left_out() -> None:
+    env = TextWorldExpress("coin", "numLocations=7,numDistractorItems=10,includeDoors=1,limitInventorySize=0", 40, 4)
+    starts = set()
     for seed in range(30):
         observation, info = env.reset(seed=seed)
-        rooms = [observation.split("you are in ")[1].split(" .")[0]]
-        assert info["action_data"][-1] == "take coin"
-        for action in info["action_data"][:-1]:
-            observation = env.step(action)[0]
-            rooms.append(observation.split("you are in ")[1].split(" .")[0])
-        assert len(set(rooms)) == len(rooms)
+        starts.add(observation)
+        assert len(info["action_data"]) >= 4
+        assert [env.step(action)[1] for action in info["action_data"]][-1] == 1.0
+    assert len(starts) >= 28  # other games; some begin alike
+    with pytest.raises(ValueError, match="no game of 30 actions"):
+        TextWorldExpress("coin", "numLocations=2,numDistractorItems=0", 40, 30).reset(seed=0)
+
+
+def _room(observation: str) -> str:
+    return observation.split("you are in ")[1].split(" .")[0]
 
 
 def test_a_useless_action_costs_a_step_and_the_limit_cuts(env: TextWorldExpress) -> None:

@@ -183,7 +183,7 @@ class _SelectiveView(_AskingView):
         span, content = self.span(ids, text, "selection")
         tag = [int(place in span) for place in range(len(ids))]
         self.segment.write(ids, logprobs, {"selection": tag})
-        return self.rebuild(self.opening.protocol.phrases.turns(content), text, valid=len(span) > 0)
+        return self.rebuild(self.opening.protocol.phrases.turns(content, self.archive), text, valid=len(span) > 0)
 
     def rebuild(self, asked: list[int], text: str = "", valid: bool = True) -> Step:
         """Go on from the task, the records of ``asked`` turns as far as they may be kept, and the latest turn raw."""

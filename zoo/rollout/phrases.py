@@ -25,6 +25,9 @@ class Phrases:
         summaries: first prompt of a policy that writes summaries.
         summarise: asks for a summary: ``limit``.
         summary: how a summary is shown: ``summary``.
+        headwords: a record may be named by the first word of its finding as well as by its turn. A policy of a few hundred
+            thousand parameters finds a word that belongs to what it looks for; from there to the number that stands two words
+            before is a step it does not learn in a short warm start.
     """
 
     turn: str
@@ -35,6 +38,7 @@ class Phrases:
     summaries: str
     summarise: str
     summary: str
+    headwords: bool = False
 
     def show(self, records: Sequence[Record]) -> str:
         """Records, one after the other, as they stand in a prompt."""
@@ -44,10 +48,16 @@ class Phrases:
         )
         return "\n".join(lines)
 
-    def turns(self, text: str) -> list[int]:
-        """Numbers of the turns named in a text, in the order they stand there."""
-        prefix = re.escape(self.turn.partition("{}")[0])
-        return [int(number) for number in re.findall(rf"(?<!\w){prefix}(\d+)(?!\w)", text)]
+    def name(self, record: Record) -> str:
+        """How the policy may call a record when it selects."""
+        return record.finding.split()[0] if self.headwords and record.finding else self.turn.format(record.turn)
+
+    def turns(self, text: str, records: Sequence[Record] = ()) -> list[int]:
+        """Turns named in a text, in the order they stand there; of records that share a name the latest is meant."""
+        names = {self.name(record): record.turn for record in records} if self.headwords else {}
+        number = rf"(?<!\w){re.escape(self.turn.partition('{}')[0])}(\d+)(?!\w)"
+        word = rf"(?<!\S)({'|'.join(map(re.escape, names))})(?!\S)" if names else "((?!))"
+        return [int(found[1]) if found[1] else names[found[2]] for found in re.finditer(f"{number}|{word}", text)]
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -81,6 +91,7 @@ WORDS = Phrases(
     summaries="summaries",
     summarise="summarise",
     summary="summary {summary}",
+    headwords=True,
 )
 
 PROSE = Phrases(
