@@ -6,7 +6,6 @@ segment stand the records of its boundary, those that were kept in bold. ``zoo v
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any

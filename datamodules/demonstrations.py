@@ -65,8 +65,8 @@ class DemonstrationDataModule(RolloutDataModule):
     def first_choices(self) -> list[list[str]]:
         """What may be done at the start of some training tasks."""
         tasks = (self.task("train", index) for index in range(min(_STARTS, self.sizes["train"])))
-        choices = [self.task_info(task).get("admissible_actions") for task in tasks]
-        if None in choices:
+        choices: list[list[str]] = [self.task_info(task).get("admissible_actions", []) for task in tasks]
+        if not all(choices):
             raise ConfigError(
                 f"{self.environment} tells no admissible_actions: nothing to wander by; data.wander must be false"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def demonstrations(**options: Any) -> list[tuple[dict[int, str], list[str], list
     for row, job in zip(data.demonstrations(0, tokenizer), data.iteration_jobs(0), strict=True):
         read = str(tokenizer.decode(row["ids"][~row["mask"].bool()])).split()
         said = str(tokenizer.decode(row["ids"][row["mask"].bool()])).split()
-        shown = {int(turn): action for turn, action in zip(read, read[1:], strict=False) if action.startswith("a")}
+        shown = {int(turn): action for turn, action in pairwise(read) if action.startswith("a")}
         actions = [word for word in said if word.startswith("a")]
         found.append((shown, actions, data.task_info(job.task)["action_data"]))
     return found
