@@ -1,0 +1,1 @@
+"""How fast the zoo is, measured as CPU-seconds on one thread."""

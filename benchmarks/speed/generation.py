@@ -1,0 +1,68 @@
+"""Tokens per CPU-second of one model in several worlds: ``python -m benchmarks.speed.generation``.
+
+A world in which the policy writes as much as it reads shows the cost of a token; one in which it reads pages shows what reading
+adds. The same architecture plays everywhere, untrained in the worlds it has no weights for, so only lengths differ.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import torch
+
+import datamodules  # noqa: F401  registers the worlds
+from zoo.policy import CausalPolicy, load_policy, word_policy
+from zoo.rollout.context import AppendOnly
+from zoo.rollout.loop import Stage, play
+from zoo.rollout.memory import SelectiveMemory
+from zoo.rollout.protocol import WordProtocol
+from zoo.rollout.trajectory import Job, Task
+
+_EPISODES, _REPEATS = 128, 5
+_SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def worlds(name: str, **options: Any) -> Callable[[int], list[gymnasium.Env[str, str]]]:
+    return lambda count: [gymnasium.make(name, **options).unwrapped for _ in range(count)]
+
+
+def measure(policy: CausalPolicy, stage: Stage) -> tuple[float, float]:
+    """Tokens written and tokens through the model, per CPU-second; medians after a warm-up."""
+    written, seen = [], []
+    for repeat in range(_REPEATS + 1):
+        start = time.process_time()
+        jobs = [Job(Task(seed, "train"), seed) for seed in range(_EPISODES)]
+        played = play(policy, stage, jobs, temperature=1.0, generator=torch.Generator().manual_seed(repeat))
+        seconds = time.process_time() - start
+        rows = [segment for trajectory in played for segment in trajectory.segments]
+        written.append(sum(sum(row.mask) for row in rows) / seconds)
+        seen.append(sum(len(row.ids) for row in rows) / seconds)
+    return statistics.median(written[1:]), statistics.median(seen[1:])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    pages = load_policy("base.page_hunt").eval()
+    shape = {key: pages.model.config.to_dict()[key] for key in (*_SHAPE, "max_position_embeddings")}
+    lock = worlds("zoo/ClueLock-v0", actions=8, steps=6, clues=16)
+    memory = SelectiveMemory(max_tokens=88, boundary_tokens=96, choose=3, recent=1, selection_tokens=6)
+    cases = {
+        "ClueLock": (
+            word_policy(shape, list(lock(1)[0].vocabulary)).eval(),
+            Stage(WordProtocol(), AppendOnly(256), 6, lock),
+        ),
+        "PageHunt": (pages, Stage(WordProtocol(11), memory, 60, worlds("zoo/PageHunt-v0"))),
+    }
+    print(f"{'world':10} written/s through the model/s")
+    for name, (policy, stage) in cases.items():
+        written, seen = measure(policy, stage)
+        print(f"{name:10} {written:9,.0f} {seen:19,.0f}")
+
+
+if __name__ == "__main__":
+    main()
