@@ -153,7 +153,8 @@ class _Script:
         """A selection: the needed records or random ones, by ``selection_skill``."""
         view: Any = episode.seen
         gold = episode.env.gold() if self.rng.random() < self.data.selection_skill else ()  # type: ignore[attr-defined]
-        chosen = [record for record in view.archive if record.action in gold]
+        found = {record.action: record for record in view.archive}
+        chosen = [found[action] for action in gold if action in found]
         if not chosen:
             chosen = self.rng.sample(view.archive, min(len(view.archive), self.rng.randint(1, view.manager.choose)))
             chosen.sort(key=lambda record: record.turn)

@@ -170,8 +170,8 @@ class PageHunt(gymnasium.Env[str, str]):
         return sorted(set(re.findall(r"\bk\d+:v\d+\b", view)), key=lambda fact: int(fact[1:].partition(":")[0]))
 
     def gold(self) -> list[str]:
-        """The actions whose answers hold what is asked for."""
-        return [f"p{page}" for page in self.needed]
+        """The actions whose answers hold what is asked for, in the order it is asked for."""
+        return [f"p{page}" for page in sorted(self.needed, key=lambda page: self.keys[page])]
 
 
 def _likely(view: str) -> list[int]:
