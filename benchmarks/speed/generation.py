@@ -1,4 +1,4 @@
-"""Tokens per CPU-second of one model in several worlds: ``python -m benchmarks.speed.generation``.
+"""Tokens per CPU-second of one model in several worlds: ``python -m benchmarks.speed.generation``, kept in ``results/``.
 
 A world in which the policy writes as much as it reads shows the cost of a token; one in which it reads pages shows what reading
 adds. The same architecture plays everywhere, untrained in the worlds it has no weights for, so only lengths differ.
@@ -6,9 +6,12 @@ adds. The same architecture plays everywhere, untrained in the worlds it has no 
 
 from __future__ import annotations
 
+import json
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,6 +25,7 @@ from zoo.rollout.memory import SelectiveMemory
 from zoo.rollout.protocol import WordProtocol
 from zoo.rollout.trajectory import Job, Task
 
+_RESULT = Path(__file__).parent / "results" / "generation.json"
 _EPISODES, _REPEATS = 128, 5
 _SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -31,7 +35,7 @@ def worlds(name: str, **options: Any) -> Callable[[int], list[gymnasium.Env[str,
 
 
 def measure(policy: CausalPolicy, stage: Stage) -> tuple[float, float]:
-    """Tokens written and tokens through the model, per CPU-second; medians after a warm-up."""
+    """Tokens written and tokens through the model (each row's once), per CPU-second; medians after a warm-up."""
     written, seen = [], []
     for repeat in range(_REPEATS + 1):
         start = time.process_time()
@@ -58,10 +62,23 @@ def main() -> None:
         ),
         "PageHunt": (pages, Stage(WordProtocol(11), memory, 60, worlds("zoo/PageHunt-v0"))),
     }
-    print(f"{'world':10} written/s through the model/s")
-    for name, (policy, stage) in cases.items():
-        written, seen = measure(policy, stage)
-        print(f"{name:10} {written:9,.0f} {seen:19,.0f}")
+    found = {name: measure(policy, stage) for name, (policy, stage) in cases.items()}
+    table = {
+        name: {
+            "written": round(written),
+            "through": round(through),
+            "of ClueLock": [round(written / found["ClueLock"][0], 2), round(through / found["ClueLock"][1], 2)],
+        }
+        for name, (written, through) in found.items()
+    }
+    _RESULT.parent.mkdir(exist_ok=True)
+    _RESULT.write_text(
+        json.dumps(
+            {"machine": platform.machine(), "torch": torch.__version__, "tokens per CPU-second": table}, indent=2
+        )
+        + "\n"
+    )
+    print(_RESULT.read_text())
 
 
 if __name__ == "__main__":
