@@ -26,7 +26,7 @@ from datamodules.environments.textworld_express import words
 from zoo.errors import ConfigError
 
 WORDS = Path(__file__).with_name("fact_hunt.words.txt")
-MAX_COUNTRIES, MAX_FACTS, PASSAGE_WORDS, HITS, USELESS, TOLD = 16, 6, 14, 2, 0.25, 8
+MAX_COUNTRIES, MAX_FACTS, FIELD_WORDS, PASSAGE_WORDS, HITS, USELESS, TOLD = 16, 6, 14, 32, 2, 0.25, 8
 _FOLDS = {"test": (0,), "val": (1,), "train": (2, 3, 4, 5, 6, 7)}
 _NAME = r"([a-z'-]+(?: [a-z'-]+)?)"  # one or two words
 _OFFICIAL = rf"(?:[^(|:]* , )?{_NAME}(?: \d[\d. ]*%)? \( official \)"
@@ -62,9 +62,10 @@ class FactHunt(gymnasium.Env[str, str]):
     """A question names facts, ``find chad:capital ; peru:currency known``; reward 1 for exactly these with their values.
 
     Actions: ``search WORDS`` shows the best passages by BM25, ``d12 chad:capital | d7 chad:crop``; ``open d12`` shows one, which
-    begins with its value, ``d12 chad:capital n'djamena ; said to ...``; ``answer chad:capital n'djamena ; peru:currency nuevo
-    sol``, in any order, ends the episode. Anything else costs a turn. The facts of a question are of different countries. A title
-    is one word, which a tiny policy can match and copy; a search sees the two in it, so ``search chad capital`` finds the same.
+    begins with its value and goes on with the country's history, ``d12 chad:capital n'djamena ; said to ...``; ``answer
+    chad:capital n'djamena ; peru:currency nuevo sol``, in any order, ends the episode. Anything else costs a turn. The facts of a
+    question are of different countries. A title is one word, which a tiny policy can match and copy; a search sees the two in it,
+    so ``search chad capital`` finds the same.
 
     Splits share no combination of facts, but a hundred facts are soon known by heart, and whoever knows them needs neither
     reading nor memory, in training and test alike. Therefore every task deals the names of the countries out anew, in titles and
@@ -234,8 +235,10 @@ def _corpus(countries: int) -> _Corpus:
     for attribute in FIELDS:  # longer values come before their beginnings
         values = sorted({row[attribute][1] for row in rows.values() if attribute in row}, reverse=True)
         told.append(f"{attribute} (?:{'|'.join(map(re.escape, values))})")
-    index = bm25s.BM25()  # titles count twice
-    texts = [re.findall(r"[\w'-]+", f"{title} {title} {passage}") for title, (passage, _) in facts.items()]
+    index = bm25s.BM25()  # titles count four times
+    texts = [
+        re.findall(r"[\w'-]+", f"{title} {title} {title} {title} {passage}") for title, (passage, _) in facts.items()
+    ]
     index.index(texts, show_progress=False)
     return _Corpus(
         titles={country: list(row) for country, row in rows.items()},
@@ -248,17 +251,24 @@ def _corpus(countries: int) -> _Corpus:
 
 
 def _rows(factbook: Any, countries: int) -> dict[str, dict[str, tuple[str, str]]]:
-    """By country and attribute, passage and answer where that is beyond doubt; countries of one word, at most one gap each."""
+    """By country and attribute, passage and answer where that is beyond doubt; countries of one word, at most one gap each.
+
+    A passage is the beginning of the field and the next stretch of the country's background, ``PASSAGE_WORDS`` together.
+    """
     rows: dict[str, dict[str, tuple[str, str]]] = {}
     for data in (factbook.load_country(code).to_dict() for code in factbook.list_countries()):
         names, row = data.get("Government", {}).get("Country name", {}), {}
         name = _plain(names.get("conventional short form", {}).get("text", "none"))
+        background = _plain(data.get("Introduction", {}).get("Background", {}).get("text", "")).split()
         for attribute, field in FIELDS.items():
             text = _field(data.get(field.section, {}).get(field.name, {}), field.parts)
             told = re.match(field.reads, text)
             # A capital with its country's name would give its country away.
             if told and not re.search(field.doubts, text) and name not in told[1].split():
-                row[attribute] = (" ".join(text[told.start(1) :].split()[:PASSAGE_WORDS]).rstrip(" -(,;/"), told[1])
+                passage = [*" ".join(text[told.start(1) :].split()[:FIELD_WORDS]).rstrip(" -(,;/").split(), ";"]
+                more = PASSAGE_WORDS - len(passage)
+                row[attribute] = (" ".join([*passage, *background[:more]]), told[1])
+                background = background[more:]
         if " " not in name and name != "none" and len(row) >= len(FIELDS) - 1:
             rows[name] = row
     return {name: rows[name] for name in random.Random(0).sample(sorted(rows), len(rows))[:countries]}

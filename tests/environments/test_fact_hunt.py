@@ -78,7 +78,7 @@ def test_every_passage_begins_with_its_title_and_its_answer_of_one_or_two_words(
         shown = corpus.passages[number]
         assert 1 <= len(answer.split()) <= 2
         assert f"{shown} ".startswith(f"{number} {title} {answer} ")
-        assert len(shown.split()) <= 16  # its number, its title and 14 words
+        assert len(shown.split()) == 34  # its number, its title and 32 words
         assert shown == " ".join(shown.lower().split())
         assert env.digest(shown) == [f"{title} {answer}"]
         assert title.split(":")[0] not in answer.split()  # a name would be dealt out with its capital
@@ -136,7 +136,7 @@ def test_every_word_is_in_the_vocabulary(seed: int, split: str, facts: int, deal
     _, turns = play(env, seed, split)
     notes = [env.note(observation) for observation in turns[::2]]
     assert set(" ".join([*turns, *notes]).split()) <= known
-    assert len(known) < 750
+    assert len(known) < 1500
 
 
 @settings(max_examples=60, deadline=None)
@@ -284,19 +284,19 @@ def test_notes_and_digests() -> None:
     ]
 
 
-def test_a_search_shows_two_titles_and_a_passage_has_fourteen_words_at_most(corpus: Any) -> None:
+def test_a_search_shows_two_titles_and_a_passage_goes_on_with_the_countrys_history(corpus: Any) -> None:
     env, numbers = FactHunt(dealt=False), corpus.numbers
     env.reset(seed=0)
     first, second = env.step("search mali:peak")[0].split(" | ")
     assert first == f"{numbers['mali:peak']} mali:peak"
     assert second in {f"{number} {title}" for title, number in numbers.items()}
     for passage in (
-        "mali:peak hombori tondo 1 , 155 m ; lowest point senegal river 23 m",
-        "mali:capital bamako ; the origin of the name is unclear , but it comes from",
-        "cuba:language spanish ( official )",
+        "mali:peak hombori tondo 1 , 155 m ; lowest point senegal river 23 m ; in west africa and controlled an area about twice",
+        "mali:capital bamako ; the origin of the name is unclear , but it comes from ; present-day mali is named after the mali",
+        "cuba:language spanish ( official ) ; to work the coffee and sugar plantations , and havana became the launching point",
     ):
         number = numbers[passage.split()[0]]
-        assert env.step(f"open {number}")[0] == f"{number} {passage}"
+        assert env.step(f"open {number}")[0].startswith(f"{number} {passage} ")
 
 
 @settings(max_examples=40, deadline=None)
@@ -333,7 +333,7 @@ def test_what_is_asked_for_may_stand_anywhere_in_a_drill() -> None:
 def test_the_vocabulary_has_every_title_that_can_be_dealt(corpus: Any) -> None:
     vocabulary = FactHunt.vocabulary  # and both words of a title, for free searches
     assert {word for word in vocabulary if ":" in word} == {f"{c}:{a}" for c in corpus.titles for a in FIELDS}
-    assert {*corpus.titles, *FIELDS, "known", "asked", "other"} <= set(vocabulary)
+    assert {*corpus.titles, *FIELDS, "known"} <= set(vocabulary)
     assert len(set(vocabulary)) == len(vocabulary)
 
 
@@ -357,10 +357,10 @@ def test_the_script_reads_and_never_guesses() -> None:
     ("context", "low", "high"),
     [
         (AppendOnly(640), 1.0, 1.0),
-        (AppendOnly(112), 0.1, 0.4),
-        (SelectiveMemory(6, 0, 9, max_tokens=112, boundary_tokens=96, max_rounds=6), 0.8, 1.0),
-        (RollingSummary(39, max_tokens=112, boundary_tokens=96, max_rounds=6), 0.8, 1.0),
-        (SlidingWindow(112, max_rounds=6), 0.1, 0.5),
+        (AppendOnly(128), 0.05, 0.3),
+        (SelectiveMemory(6, 0, 9, max_tokens=128, boundary_tokens=96, max_rounds=8), 0.8, 1.0),
+        (RollingSummary(39, max_tokens=128, boundary_tokens=96, max_rounds=8), 0.8, 1.0),
+        (SlidingWindow(128, max_rounds=8), 0.05, 0.4),
     ],
 )
 def test_what_a_context_holds_decides(context: ContextManager, low: float, high: float) -> None:
@@ -382,6 +382,21 @@ def test_what_a_context_holds_decides(context: ContextManager, low: float, high:
     assert max(len(row["ids"]) for row in rows) <= context.max_tokens + getattr(context, "boundary_tokens", 0)
     ended = [bool(re.search(r"answer [^<]* <end>$", some[-1])) for some in texts.values()]
     assert low <= sum(ended) / 60 <= high
+
+
+def test_the_shortest_solution_for_six_facts_is_more_than_twice_as_long_as_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("datamodules.environments.fact_hunt.USELESS", 0.0)
+    data = DemonstrationDataModule(
+        environment="zoo/FactHunt-v0",
+        environment_args={"facts": 6},
+        protocol=WordProtocol(31),
+        context=AppendOnly(640),
+        tasks_per_iteration=20,
+        max_turns=60,
+    )
+    assert min(len(row["ids"]) for row in data.demonstrations(0, word_tokenizer(data.vocabulary))) > 2 * 128
 
 
 def test_registered_and_picklable_in_mid_episode() -> None:
