@@ -45,6 +45,25 @@ def folder(tmp_path: Path) -> Path:
     return saved(tmp_path / "words", word_tokenizer(WORDS))
 
 
+def test_only_wanted_positions_cost_logits() -> None:
+    tokenizer = word_tokenizer(WORDS)
+    policy = CausalPolicy(llama(tokenizer).double(), tokenizer)
+    ids, wanted = torch.randint(3, 9, (3, 6)), torch.rand(3, 6) < 0.4
+    wanted[0, :2] = True  # nothing precedes column 0: it stays 0
+    gradients = []
+    for scored in (policy.logprobs(ids) * wanted, policy.logprobs(ids, wanted=wanted)):
+        policy.zero_grad()
+        scored.square().sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    assert torch.allclose(policy.logprobs(ids) * wanted, policy.logprobs(ids, wanted=wanted), atol=1e-12)
+    assert torch.allclose(*gradients, atol=1e-12)
+    seen: list[int] = []
+    with policy.model.lm_head.register_forward_hook(lambda head, inputs, output: seen.append(output.numel())):
+        policy.logprobs(ids, wanted=wanted)
+    assert seen == [int(wanted[:, 1:].sum()) * len(tokenizer)]
+    assert not policy.logprobs(ids, wanted=torch.zeros_like(wanted)).any()
+
+
 @pytest.fixture
 def chat_folder(tmp_path: Path) -> Path:
     return saved(tmp_path / "chat", chat_tokenizer())
@@ -168,7 +187,7 @@ def test_an_adapter_trains_alone_is_its_own_reference_and_merges(chat_folder: Pa
     moved = {name for name, parameter in module.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {name for name in before if "lora_B" in name}  # lora_A has no gradient while lora_B is 0
     with torch.no_grad():
-        assert torch.equal(module.reference_logprobs({"ids": IDS}), base.logprobs(IDS))
+        assert torch.equal(module.reference_logprobs({"ids": IDS, "mask": torch.ones_like(IDS)}), base.logprobs(IDS))
         adapted = module.policy.logprobs(IDS)
         assert not torch.allclose(adapted, base.logprobs(IDS), atol=0.1)
         module.save_pretrained(tmp_path / "saved")

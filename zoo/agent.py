@@ -167,7 +167,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
     def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
         """Loss of a micro-batch as its share of the minibatch loss, and what is worth logging of it."""
         settings, mask = self.hparams, batch["mask"]
-        logprobs = self.policy.logprobs(batch["ids"], settings.temperature)
+        logprobs = self.policy.logprobs(batch["ids"], settings.temperature, batch["mask"])
         shift = objectives.log_ratio(logprobs, self.old_logprobs(batch, logprobs), mask, settings.ratio)
         advantages = self.token_advantages(batch, logprobs)
         loss, clipped = objectives.clipped_surrogate(
@@ -263,7 +263,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         """Log-probabilities under the policy training started from, ``[rows, length]``."""
         policy = self.policy if self.reference is None else self.reference
         with self.policy.without_adapter():
-            return policy.logprobs(batch["ids"], self.hparams.temperature)
+            return policy.logprobs(batch["ids"], self.hparams.temperature, batch["mask"])
 
     def training_step(self, minibatch: list[dict[str, Tensor]], batch_idx: int) -> None:
         if not minibatch:

@@ -117,7 +117,7 @@ def test_numerator_and_reference_do_not_depend_on_the_hint_but_the_denominator_d
     trajectory, first = guided_rows(module, data, ["a1", "a2"])
     segment = trajectory.segments[0]
     assert module.reference is not None
-    expected = module.policy.logprobs(first["ids"])
+    expected = module.policy.logprobs(first["ids"], wanted=first["mask"])
     assert torch.allclose(module.reference_logprobs(first), expected)
     # The same reply under the guided view: other log-probabilities, and those are what the sampler recorded.
     view, _ = prepared(data, view="guided")

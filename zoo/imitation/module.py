@@ -29,5 +29,5 @@ class ImitationPolicy(AgentModule):
         return [DemonstrationSampler()]
 
     def objective(self, batch: dict[str, Tensor]) -> tuple[Tensor, Measures]:
-        logprobs = self.policy.logprobs(batch["ids"])
+        logprobs = self.policy.logprobs(batch["ids"], wanted=batch["mask"])
         return self.aggregate(-logprobs, batch), {"loss": over(-logprobs.detach(), batch["mask"])}

@@ -41,22 +41,34 @@ class CausalPolicy(nn.Module):
         """The policy before training, where training touches only a LoRA adapter."""
         return self.model.disable_adapter() if self.uses_adapter else nullcontext()
 
-    def logprobs(self, ids: Tensor, temperature: float = 1.0) -> Tensor:
+    def logprobs(self, ids: Tensor, temperature: float = 1.0, wanted: Tensor | None = None) -> Tensor:
         """Log-probability of every token given the tokens before it.
 
         Args:
             ids: ``[rows, length]`` token ids, padded on the right.
             temperature: the sampling temperature; the same scaling must be used here and in the sampler, or the first
                 importance ratio is not 1.
+            wanted: ``[rows, length]`` true where the log-probability is needed; the others cost no logits and are 0.
 
         Returns:
             ``[rows, length]`` in fp32 (fp64 for fp64 models); column 0, which nothing precedes, is 0.
         """
-        # Padding stands behind everything that is scored, so causality masks it, and faster than a mask would.
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+        wanted = torch.ones_like(ids, dtype=torch.bool) if wanted is None else wanted.bool()
+        wanted = wanted & (torch.arange(ids.shape[1], device=ids.device) > 0)
+        before = wanted[:, 1:]
+
+        def narrow(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+            return (inputs[0][:, :-1][before][None],)
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(narrow)
+        try:
+            # Padding stands behind everything that is scored, so causality masks it, and faster than a mask would.
+            logits = self.model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            hook.remove()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        chosen = logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
-        return nn.functional.pad(chosen, (1, 0))
+        chosen = logits.gather(-1, ids[wanted][:, None]).squeeze(-1) - logits.logsumexp(-1)
+        return torch.zeros(ids.shape, dtype=chosen.dtype, device=ids.device).masked_scatter(wanted, chosen)
 
     def architecture(self) -> dict[str, Any]:
         """The transformers config as plain data, enough to build the same network again."""
