@@ -14,6 +14,9 @@ from zoo.errors import ConfigError
 from zoo.rollout.trajectory import Row
 
 Batch = dict[str, Tensor]
+PADDING = (
+    256  # tokens of padding that cost a tiny model as much as the fixed part of one more forward and backward pass
+)
 
 _WIDER_THAN_BUDGET = (
     "a row of {length} tokens does not fit into micro_batch_tokens={budget}: raise data.micro_batch_tokens"
@@ -101,13 +104,17 @@ class RolloutBuffer:
         return [collate(micro, written) for micro in packed[self.rank :: self.world_size]]
 
     def _pack(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows sorted by length and cut where the next one would burst the budget."""
+        """Rows sorted by length, cut where the next one would burst the budget or padding would cost more than another pass."""
         packed: list[list[Row]] = []
+        padding = 0
         for row in sorted(rows, key=lambda row: len(row["ids"]), reverse=True):
-            if packed and (len(packed[-1]) + 1) * len(packed[-1][0]["ids"]) <= self.micro_batch_tokens:
+            longest = len(packed[-1][0]["ids"]) if packed else 0
+            padding += longest - len(row["ids"])
+            if packed and (len(packed[-1]) + 1) * longest <= self.micro_batch_tokens and padding <= PADDING:
                 packed[-1].append(row)
             else:
                 packed.append([row])
+                padding = 0
         return packed
 
     def state_dict(self) -> dict[str, Any]:
