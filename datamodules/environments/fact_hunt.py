@@ -165,9 +165,12 @@ class FactHunt(gymnasium.Env[str, str]):
     def script(self, view: str, rng: random.Random) -> str:
         """The next action of an expert that wastes a quarter of its turns and knows nothing but ``view``.
 
+        It looks for the first fact of the question that it does not know: which one comes next can be copied from the question,
+        where any of those that are missing would have to be found by elimination, which a tiny policy does not learn.
+
         Args:
             view: all text in context: the question, and any observations, actions and notes, apart by white space.
-            rng: draws the fact to pursue and the waste.
+            rng: draws the waste.
 
         Raises:
             ValueError: the view holds no question.
@@ -185,7 +188,7 @@ class FactHunt(gymnasium.Env[str, str]):
         if (again or useless) and rng.random() < USELESS:
             return rng.choice(rng.choice([kind for kind in (again, useless) if kind]))
         at_hand = [f"open {listed[title]}" for title in missing if title in listed]
-        return rng.choice(at_hand or [f"search {title}" for title in missing])
+        return at_hand[0] if at_hand else f"search {missing[0]}"
 
     def note(self, observation: str) -> str:
         """What a passage tells: ``chad:capital n'djamena``, or ``-``."""
