@@ -14,9 +14,8 @@ from zoo.errors import ConfigError
 from zoo.rollout.trajectory import Row
 
 Batch = dict[str, Tensor]
-PADDING = (
-    256  # tokens of padding that cost a tiny model as much as the fixed part of one more forward and backward pass
-)
+# Tokens of padding that cost a tiny model as much as the fixed part of one more forward and backward pass.
+PADDING = 256
 
 _WIDER_THAN_BUDGET = (
     "a row of {length} tokens does not fit into micro_batch_tokens={budget}: raise data.micro_batch_tokens"
