@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from zoo.errors import ConfigError
 
-MAX_PAGES, KEYS, VALUES, FILLERS = 16, 16, 6, 8
+MAX_PAGES, KEYS, VALUES, FILLERS = 16, 16, 12, 8
 _SPLITS = ("train", "val", "test")
 
 
