@@ -39,3 +39,17 @@ def test_config_fits_and_tests(config: Path, tmp_path: Path, capsys: pytest.Capt
     run(["test", *common, *weights])
     assert 0 <= json.loads((tmp_path / "test_metrics.json").read_text())["test/success"] <= 1
     assert len((tmp_path / "trajectories.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["echo", "fact_hunt"])
+def test_arms_that_change_the_memory_keep_its_budget(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another class keeps only those settings of the config that its signature names, and takes its defaults for the rest."""
+    claims = OmegaConf.load(ROOT / "benchmarks" / "claims" / f"{name}.yaml")
+    config = ROOT / claims.settings.masked.config
+    budget = OmegaConf.load(config).data.init_args.context.init_args.max_tokens
+    for arm, settings in claims.arms.items():
+        overrides = [f"--{key}={value}" for key, value in settings.get("overrides", {}).items()]
+        with pytest.raises(SystemExit):
+            run(["fit", f"--config={config}", *overrides, "--print_config"])
+        shown = OmegaConf.create(capsys.readouterr().out)
+        assert shown.data.init_args.context.init_args.max_tokens == budget, arm

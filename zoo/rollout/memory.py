@@ -278,13 +278,18 @@ class StaticSelection(SelectiveMemory):
         by: ``recent`` (the latest ones only), ``random``, or ``embedding`` (nearest to task and latest observation).
         encoder: of ``embedding``: name or folder of a sentence-transformers model, or ``pkg:package/folder`` for one inside an
             installed package.
+        selection_tokens: of :class:`SelectiveMemory`; nobody is asked here.
         **kwargs: of :class:`SelectiveMemory`.
     """
 
     def __init__(
-        self, by: Literal["recent", "random", "embedding"] = "embedding", encoder: str | None = None, **kwargs: Any
+        self,
+        by: Literal["recent", "random", "embedding"] = "embedding",
+        encoder: str | None = None,
+        selection_tokens: int = 1,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**{"selection_tokens": 1, **kwargs})  # nobody is asked
+        super().__init__(selection_tokens=selection_tokens, **kwargs)
         if by == "embedding" and encoder is None:
             raise ConfigError("context.encoder: name a sentence-transformers model, which by=embedding needs")
         self.by, self.encoder = by, encoder
