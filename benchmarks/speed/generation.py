@@ -34,18 +34,14 @@ def worlds(name: str, **options: Any) -> Callable[[int], list[gymnasium.Env[str,
     return lambda count: [gymnasium.make(name, **options).unwrapped for _ in range(count)]
 
 
-def measure(policy: CausalPolicy, stage: Stage) -> tuple[float, float]:
-    """Tokens written and tokens through the model (each row's once), per CPU-second; medians after a warm-up."""
-    written, seen = [], []
-    for repeat in range(_REPEATS + 1):
-        start = time.process_time()
-        jobs = [Job(Task(seed, "train"), seed) for seed in range(_EPISODES)]
-        played = play(policy, stage, jobs, temperature=1.0, generator=torch.Generator().manual_seed(repeat))
-        seconds = time.process_time() - start
-        rows = [segment for trajectory in played for segment in trajectory.segments]
-        written.append(sum(sum(row.mask) for row in rows) / seconds)
-        seen.append(sum(len(row.ids) for row in rows) / seconds)
-    return statistics.median(written[1:]), statistics.median(seen[1:])
+def measure(policy: CausalPolicy, stage: Stage, repeat: int) -> tuple[float, float]:
+    """Tokens written and tokens through the model (each row's once), per CPU-second."""
+    start = time.process_time()
+    jobs = [Job(Task(seed, "train"), seed) for seed in range(_EPISODES)]
+    played = play(policy, stage, jobs, temperature=1.0, generator=torch.Generator().manual_seed(repeat))
+    seconds = time.process_time() - start
+    rows = [segment for trajectory in played for segment in trajectory.segments]
+    return sum(sum(row.mask) for row in rows) / seconds, sum(len(row.ids) for row in rows) / seconds
 
 
 def main() -> None:
@@ -62,12 +58,20 @@ def main() -> None:
         ),
         "PageHunt": (pages, Stage(WordProtocol(11), memory, 60, worlds("zoo/PageHunt-v0"))),
     }
-    found = {name: measure(policy, stage) for name, (policy, stage) in cases.items()}
+    # In turns, as a machine's speed drifts; the first round warms up.
+    rounds = [{name: measure(*case, repeat) for name, case in cases.items()} for repeat in range(_REPEATS + 1)][1:]
+    found = {
+        name: [statistics.median(kind) for kind in zip(*(one[name] for one in rounds), strict=True)] for name in cases
+    }
+    ratios = {
+        name: [statistics.median(one[name][kind] / one["ClueLock"][kind] for one in rounds) for kind in (0, 1)]
+        for name in cases
+    }
     table = {
         name: {
             "written": round(written),
             "through": round(through),
-            "of ClueLock": [round(written / found["ClueLock"][0], 2), round(through / found["ClueLock"][1], 2)],
+            "of ClueLock": [round(ratio, 2) for ratio in ratios[name]],
         }
         for name, (written, through) in found.items()
     }
