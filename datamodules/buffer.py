@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,6 @@ from zoo.errors import ConfigError
 from zoo.rollout.trajectory import Row
 
 Batch = dict[str, Tensor]
-# Tokens of padding that cost a tiny model as much as the fixed part of one more forward and backward pass.
-PADDING = 256
-
 _WIDER_THAN_BUDGET = (
     "a row of {length} tokens does not fit into micro_batch_tokens={budget}: raise data.micro_batch_tokens"
 )
@@ -103,17 +101,17 @@ class RolloutBuffer:
         return [collate(micro, written) for micro in packed[self.rank :: self.world_size]]
 
     def _pack(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows sorted by length, cut where the next one would burst the budget or padding would cost more than another pass."""
+        """Rows sorted by length, cut where the next is half as long, or would burst the budget or a rank's even share."""
+        rows = sorted(rows, key=lambda row: len(row["ids"]), reverse=True)
+        share = math.ceil(sum(len(row["ids"]) for row in rows) / self.world_size)
         packed: list[list[Row]] = []
-        padding = 0
-        for row in sorted(rows, key=lambda row: len(row["ids"]), reverse=True):
-            longest = len(packed[-1][0]["ids"]) if packed else 0
-            padding += longest - len(row["ids"])
-            if packed and (len(packed[-1]) + 1) * longest <= self.micro_batch_tokens and padding <= PADDING:
+        for row in rows:
+            longest = len(packed[-1][0]["ids"]) if packed else math.inf
+            full = longest * (len(packed[-1]) + 1) > min(self.micro_batch_tokens, share) if packed else True
+            if not full and 2 * len(row["ids"]) > longest:
                 packed[-1].append(row)
             else:
                 packed.append([row])
-                padding = 0
         return packed
 
     def state_dict(self) -> dict[str, Any]:

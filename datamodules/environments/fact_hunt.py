@@ -185,6 +185,8 @@ class FactHunt(gymnasium.Env[str, str]):
             return "answer " + " ; ".join(facts[title] for title in asked)
         again = [f"search {title}" for title in asked if title in facts or title in listed]
         useless = [f"open {number}" for title, number in listed.items() if title not in missing]
+        # Nothing is done twice in view: who learns to repeat itself never stops.
+        again, useless = ([act for act in acts if f" {act} " not in f" {view} "] for acts in (again, useless))
         if (again or useless) and rng.random() < USELESS:
             return rng.choice(rng.choice([kind for kind in (again, useless) if kind]))
         at_hand = [f"open {listed[title]}" for title in missing if title in listed]

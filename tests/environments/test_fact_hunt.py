@@ -346,8 +346,10 @@ def test_the_script_reads_and_never_guesses() -> None:
     }
     hits = f"{question} search mali:capital <end> d5 mali:capital | d6 mali:crop"
     actions = [env.script(hits, rng) for rng in draws]
-    assert set(actions) == {"open d5", "open d6", "search mali:capital"}
+    assert set(actions) == {"open d5", "open d6"}  # what was searched for is in view, and not searched for again
     assert 30 <= actions.count("open d5") <= 48
+    read = f"{hits} open d5 <end> d5 mali:capital bamako ; ..."
+    assert {env.script(read, rng) for rng in draws} == {"search cuba:export", "open d6"}
     known = f"{question}\ncuba:export tobacco other\nmali:capital bamako asked\nopen d5"
     assert {env.script(known, rng) for rng in draws} == {"answer mali:capital bamako ; cuba:export tobacco"}
     told = f"{question} mali:capital dhaka cuba:export tobacco"  # whatever the view says, not what is true
