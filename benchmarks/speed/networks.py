@@ -1,0 +1,31 @@
+"""The networks that speed is measured with; what they say does not matter, so they are untrained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zoo.policy import CausalPolicy, load_policy, word_policy
+
+_COMMON = {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096}
+SHAPES: dict[str, dict[str, Any]] = {
+    "1M": {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384, "num_hidden_layers": 4},
+    "5M": {"hidden_size": 256, "head_dim": 64, "intermediate_size": 768, "num_hidden_layers": 4},
+}
+WORDS = {"1M": 1024, "5M": 4096}
+
+
+def network(name: str, vocabulary: int | None = None) -> CausalPolicy:
+    """A policy by its size, ``1M`` or ``5M``, always the same; or any weights that the zoo can load."""
+    if name not in SHAPES:
+        return load_policy(name)
+    torch.manual_seed(0)
+    words = [f"w{index}" for index in range((vocabulary or WORDS[name]) - 3)]
+    return word_policy({**_COMMON, **SHAPES[name], "tie_word_embeddings": True}, words)
+
+
+def body(policy: CausalPolicy) -> int:
+    """Parameters that every token is multiplied with: all matrices but embedding and head."""
+    outside = {id(policy.model.get_input_embeddings().weight), id(policy.model.get_output_embeddings().weight)}
+    return sum(one.numel() for one in policy.parameters() if one.dim() == 2 and id(one) not in outside)
