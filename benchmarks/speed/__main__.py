@@ -76,6 +76,7 @@ def measure(name: str, variant: str, threads: int, pairs: int) -> dict[str, Any]
     for side in sides:
         row[side] = {
             "cpu": statistics.median(one[side]["cpu"] for one in rounds),
+            "wall": statistics.median(one[side]["wall"] for one in rounds),
             "peak": rounds[-1][side]["peak"],
             "extra": rounds[-1][side]["peak"] - rounds[-1][side]["before"],
         }
@@ -87,6 +88,8 @@ def measure(name: str, variant: str, threads: int, pairs: int) -> dict[str, Any]
         row["rate"] = statistics.median(rates[WARM_UP:]) / 1e9
         for side in sides:
             row[side]["of limit"] = row["gflop"] / row["rate"] / row[side]["cpu"]
+    if hasattr(case, "facts"):
+        row["facts"] = case.facts(**case.VARIANTS[variant])
     return row
 
 
@@ -103,7 +106,8 @@ def table(rows: list[dict[str, Any]], peer: str) -> str:
         cells += [_number(row.get("ratio")), _memory(row["ours"]), _memory(other) if other else "-"]
         cells += [_number(row["ours"].get("of limit")), _number(other.get("of limit"))]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    told = [f"{row['variant']}: {name} {value:.3g}" for row in rows for name, value in row.get("facts", {}).items()]
+    return "\n".join([*lines, *([""] if told else []), *told])
 
 
 def _memory(side: dict[str, float]) -> str:
