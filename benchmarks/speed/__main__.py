@@ -24,7 +24,8 @@ import torch
 from benchmarks.speed import cases
 from benchmarks.speed.machine import gemm_rate
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS, README = Path(__file__).parent / "results", Path(__file__).with_name("README.md")
+_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
 WARM_UP = 2
 
 
@@ -132,7 +133,17 @@ def main() -> None:
         ]
         machine = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
         (RESULTS / f"{name}.json").write_text(json.dumps({**machine, "peer": case.PEER, "rows": rows}, indent=1) + "\n")
-        print(f"## {name}\n\n{table(rows, case.PEER)}\n", flush=True)
+        print(f"{name}: {table(rows, case.PEER)}\n", flush=True)
+    page = README.read_text()
+    before, after = page.split(_BEGIN)[0], page.split(_END)[1]
+    README.write_text(before + _BEGIN + "\n" + results(RESULTS) + "\n" + _END + after)
+
+
+def results(folder: Path) -> str:
+    """All tables that are kept in a folder, as markdown."""
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    tables = [f"### {name}\n\n{table(case['rows'], case['peer'])}" for name, case in kept.items() if "rows" in case]
+    return "\n\n".join(tables)
 
 
 if __name__ == "__main__":
