@@ -49,6 +49,8 @@ def check(policy: CausalPolicy, twin: PreTrainedModel, ids: Tensor, wanted: Tens
     assert torch.allclose(ours, theirs, atol=1e-9)
     policy.zero_grad()
     twin.zero_grad()
+    if not wanted.any():
+        return
     (ours * weights).sum().backward()
     (theirs * weights).sum().backward()
     for mine, its in zip(policy.model.parameters(), twin.parameters(), strict=True):
@@ -85,7 +87,7 @@ def test_nodes_are_the_distinct_prefixes(data: st.DataObject) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_rows_score_as_they_do_alone(data: st.DataObject) -> None:
-    rows, width = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 8))
+    rows, width = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
     tokens = st.lists(st.integers(3, 5), min_size=width, max_size=width)
     ids = torch.tensor([data.draw(tokens) for _ in range(rows)])
     wanted = torch.tensor([data.draw(st.lists(st.booleans(), min_size=width, max_size=width)) for _ in range(rows)])

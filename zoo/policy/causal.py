@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -65,11 +66,11 @@ class CausalPolicy(nn.Module):
             ``[rows, length]`` in fp32 (fp64 for fp64 models); column 0, which nothing precedes, is 0.
         """
         wanted = torch.ones_like(ids, dtype=torch.bool) if wanted is None else wanted.bool()
-        wanted = wanted & (torch.arange(ids.shape[1], device=ids.device) > 0)
+        position = torch.arange(ids.shape[1], device=ids.device)
+        wanted = wanted & (position > 0)
         before, tokens = wanted[:, 1:], ids[wanted]
         if self.takes_prefixes:
-            ends = torch.arange(1, ids.shape[1], device=ids.device)
-            tree = PrefixTree.of(ids, (before * ends).amax(1).clamp(min=1))
+            tree = PrefixTree.of(ids, (wanted * position).amax(1).clamp(min=1))
             inputs, places = tree.inputs(), tree.nodes
         else:  # padding stands behind everything that is scored, so causality masks it
             inputs, places = {"input_ids": ids}, torch.arange(ids.numel(), device=ids.device).view(ids.shape)
@@ -94,11 +95,13 @@ class CausalPolicy(nn.Module):
         finally:
             hook.remove()
         if whole:
-            return _logprob(logits, tokens, temperature)
+            return _LogProb.apply(logits, tokens, temperature)
         part = max(1, LOGITS // size)
         return torch.cat(
             [
-                checkpoint(lambda states, ids: _logprob(head(states), ids, temperature), *pair, use_reentrant=False)
+                checkpoint(
+                    lambda states, ids: _LogProb.apply(head(states), ids, temperature), *pair, use_reentrant=False
+                )
                 for pair in zip(hidden[0].split(part), tokens.split(part), strict=True)
             ]
         )
@@ -108,9 +111,8 @@ class CausalPolicy(nn.Module):
         """Whether the model's logits are what its head gives, not scaled or capped behind it."""
         head, seen = self.model.get_output_embeddings(), []
         with torch.no_grad(), head.register_forward_hook(lambda head, states, logits: seen.append(logits)):
-            logits = self.model(
-                input_ids=torch.arange(2, device=self.device)[None]
-            ).logits  # one of them may be padding
+            two = torch.arange(2, device=self.device)[None]  # one of them may be padding, whose logits are 0
+            logits = self.model(input_ids=two).logits
         return torch.equal(logits, seen[0])
 
     def architecture(self) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         ctx.temperature, exact = temperature, torch.promote_types(logits.dtype, torch.float32)
-        totals = torch.cat([(part.to(exact) / temperature).logsumexp(-1) for part in _pieces(logits)])
+        totals = torch.cat([(part.to(exact) / temperature).logsumexp(-1) for (part,) in _pieces(logits)])
         ctx.save_for_backward(logits, tokens, totals)
         return logits.gather(-1, tokens[:, None]).squeeze(-1).to(exact) / temperature - totals
 
@@ -143,19 +145,12 @@ class _LogProb(torch.autograd.Function):
         logits, tokens, totals = ctx.saved_tensors
         upstream = upstream / ctx.temperature
         gradient = torch.empty_like(logits)
-        parts = zip(*map(_pieces, (logits, gradient)), strict=True)
-        start = 0
-        for part, filled in parts:
-            rows = slice(start, start + len(part))
-            start += len(part)
-            softmax = (part.to(totals.dtype) / ctx.temperature).sub_(totals[rows, None]).exp_()
-            filled.copy_(softmax.mul_(-upstream[rows, None]))
+        for part, filled, total, share in _pieces(logits, gradient, totals[:, None], upstream[:, None]):
+            softmax = (part.to(totals.dtype) / ctx.temperature).sub_(total).exp_()
+            filled.copy_(softmax.mul_(-share))
         return gradient.scatter_add_(-1, tokens[:, None], upstream[:, None].to(gradient.dtype)), None, None
 
 
-def _pieces(logits: Tensor) -> tuple[Tensor, ...]:
-    return logits.split(max(1, PIECE // max(1, logits.shape[1])))
-
-
-def _logprob(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    return _LogProb.apply(logits, tokens, temperature)
+def _pieces(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    rows = max(1, PIECE // max(1, logits.shape[1]))
+    return zip(*(tensor.split(rows) for tensor in (logits, *others)), strict=True)
