@@ -14,11 +14,11 @@ from datamodules import RolloutDataModule
 from tests.conftest import small_data
 from tests.recording import Recorder, quiet_trainer, recorder
 
-SETTINGS: dict[str, Any] = {"kl_coef": 0.05, "learning_rate": 3e-3, "schedule": "linear"}
+SETTINGS: dict[str, Any] = {"kl_coef": 0.05, "learning_rate": 5e-4, "schedule": "linear"}
 
 
 def data(kind: type[RolloutDataModule] = RolloutDataModule) -> RolloutDataModule:
-    return small_data(kind, environment_args={"actions": 2, "steps": 2, "clues": 8}, max_turns=2, minibatches=3)
+    return small_data(kind, environment_args={"actions": 2, "steps": 1, "clues": 8}, max_turns=2, minibatches=3)
 
 
 class Hang(pl.Callback):

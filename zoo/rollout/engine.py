@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from zoo.policy.causal import CausalPolicy
+from zoo.policy.decoding import decode, decodes
 from zoo.rollout.cache import roomy_cache, stacked
 
 
@@ -40,7 +41,7 @@ class Engine:
         if temperature > 0 and generator is None:
             raise ValueError("sampling at a temperature above 0 needs a torch.Generator of its own")
         self.policy, self.temperature, self.generator = policy, temperature, generator
-        self.device = policy.device
+        self.device, self.short = policy.device, decodes(policy.model)
         self.cache: DynamicCache | None = None
         self.attention = torch.zeros(0, 0, dtype=torch.bool, device=self.device)  # [rows, cells] false on holes
         self.lengths = torch.zeros(0, dtype=torch.long, device=self.device)  # [rows] real tokens in the cache
@@ -135,13 +136,14 @@ class Engine:
 
     def _sample(self, running: Tensor) -> tuple[Tensor, Tensor]:
         """One token per row and its log-probability; rows that are done get token 0."""
-        scaled = self.logits if self.temperature == 0 else self.logits / self.temperature
+        logprobs = (self.logits if self.temperature == 0 else self.logits / self.temperature).log_softmax(-1)
         if self.temperature == 0:
-            token = scaled.argmax(-1)
-        else:
-            token = torch.multinomial(scaled.softmax(-1), 1, generator=self.generator).squeeze(-1)
-        logprob = scaled.gather(-1, token[:, None]).squeeze(-1) - scaled.logsumexp(-1)
-        return token * running, logprob * running
+            token = logprobs.argmax(-1, keepdim=True)
+        else:  # where the running sum of probabilities passes a random share of all: one draw per row, not one per word
+            below = logprobs.exp().cumsum(-1, dtype=torch.float64)
+            share = torch.rand(len(below), 1, dtype=torch.float64, device=self.device, generator=self.generator)
+            token = torch.searchsorted(below, share * below[:, -1:], right=True)
+        return token.squeeze(-1) * running, logprobs.gather(-1, token).squeeze(-1) * running
 
     def _ended(self, sampled: list[Tensor], lengths: Tensor, endings: list[Tensor]) -> Tensor:
         ended = torch.zeros_like(lengths, dtype=torch.bool)
@@ -155,15 +157,20 @@ class Engine:
         """Feed ``ids`` [rows, width] where ``real``; rows with no real token in it keep their logits."""
         positions = (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
         self.attention = torch.cat([self.attention, real], 1)
-        output = self.policy.model(
-            input_ids=ids,
-            attention_mask=self.attention.long(),
-            position_ids=positions,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits = output.logits[:, -1].to(torch.promote_types(output.logits.dtype, torch.float32))
+        if ids.shape[1] == 1 and self.short:
+            assert self.cache is not None
+            logits = decode(self.policy.model, ids[:, 0], positions[:, 0], self.attention, self.cache)
+        else:
+            output = self.policy.model(
+                input_ids=ids,
+                attention_mask=self.attention.long(),
+                position_ids=positions,
+                cache=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            logits = output.logits[:, -1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         keep_old = ~real[:, -1]
         self.logits = torch.where(keep_old[:, None], self.logits, logits) if self.logits.numel() else logits
         self.lengths = self.lengths + real.sum(1)
