@@ -47,7 +47,8 @@ class RolloutDataModule(pl.LightningDataModule):
         minibatches: optimiser steps per pass over an iteration's rows.
         epochs: passes over an iteration's rows.
         micro_batch_tokens: rows x longest row that one forward pass of training may hold.
-        eval_batch: episodes evaluated at once.
+        concurrent_episodes: episodes played at a time; the next ones begin as others end, so that memory does not grow with
+            the number of episodes.
         episode_budget: training stops after the iteration in which this many episodes, probes included, were played.
         seed: of tasks and of sampling noise; follows ``seed_everything`` if absent.
     """
@@ -67,14 +68,15 @@ class RolloutDataModule(pl.LightningDataModule):
         minibatches: int = 2,
         epochs: int = 1,
         micro_batch_tokens: int = 16384,
-        eval_batch: int = 256,
+        concurrent_episodes: int = 256,
         episode_budget: int | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         seed = torch.initial_seed() % 2**31 if seed is None else seed
         sizes = {"max_turns": max_turns, "train_tasks": train_tasks, "val_tasks": val_tasks, "test_tasks": test_tasks}
-        sizes |= {"tasks_per_iteration": tasks_per_iteration, "group_size": group_size, "eval_batch": eval_batch}
+        sizes |= {"tasks_per_iteration": tasks_per_iteration, "group_size": group_size}
+        sizes |= {"concurrent_episodes": concurrent_episodes}
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"data.{name} must be at least 1, not {value}")
@@ -85,7 +87,8 @@ class RolloutDataModule(pl.LightningDataModule):
             raise ValueError(f"data.environment: no gymnasium environment {environment!r}; the zoo has {known}")
         self.environment, self.environment_args = environment, environment_args or {}
         self.protocol, self.context = protocol or WordProtocol(), context or AppendOnly()
-        self.max_turns, self.eval_batch, self.episode_budget, self.seed = max_turns, eval_batch, episode_budget, seed
+        self.max_turns, self.concurrent_episodes = max_turns, concurrent_episodes
+        self.episode_budget, self.seed = episode_budget, seed
         self.sizes: dict[Split, int] = {"train": train_tasks, "val": val_tasks, "test": test_tasks}
         self.tasks_per_iteration, self.group_size = tasks_per_iteration, group_size
         self.buffer = RolloutBuffer(minibatches, epochs, micro_batch_tokens, seed)
@@ -166,9 +169,9 @@ class RolloutDataModule(pl.LightningDataModule):
     def _evaluation(self, split: Split) -> TaskBatches:
         """This rank's tasks in batches; every rank gets equally many batches, the last ones may be empty."""
         tasks, world, rank = self.tasks(split), self.buffer.world_size, self.buffer.rank
-        share = -(-len(tasks) // world)
+        share, size = -(-len(tasks) // world), self.concurrent_episodes
         mine = tasks[rank * share : (rank + 1) * share]
-        return TaskBatches([mine[start : start + self.eval_batch] for start in range(0, share, self.eval_batch)])
+        return TaskBatches([mine[start : start + size] for start in range(0, share, size)])
 
     def state_dict(self) -> dict[str, Any]:
         return {"buffer": self.buffer.state_dict()}

@@ -53,10 +53,10 @@ class Corridor(gymnasium.Env[str, str]):
 class Place:
     """A world of corridors."""
 
-    def __init__(self, max_new_tokens: int = 3, max_tokens: int = 64, max_turns: int = 8) -> None:
+    def __init__(self, max_new_tokens: int = 3, max_tokens: int = 64, max_turns: int = 8, at_a_time: int = 256) -> None:
         self.protocol: Protocol = WordProtocol(max_new_tokens)
         self.context: ContextManager = AppendOnly(max_tokens)
-        self.max_turns = max_turns
+        self.max_turns, self.concurrent_episodes = max_turns, at_a_time
 
     def environments(self, count: int) -> Sequence[gymnasium.Env[str, str]]:
         return [Corridor() for _ in range(count)]
@@ -119,6 +119,37 @@ def test_every_cap_has_a_finish_reason(
     assert len(trajectory.segments[0].ids) <= place.context.max_tokens
     if place.context.max_tokens > 3 and place.protocol.max_new_tokens > 1:
         assert (sound.finish, sound.reward) == ("answered", 1.0)  # neighbours are not disturbed
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 3, 5, 8])
+def test_a_limit_of_concurrent_episodes_changes_none_of_them(
+    at_a_time: int, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [{"steps": steps, "words": steps} for steps in (1, 7, 2, 2, 9, 1, 3)]
+    options[2:2] = [{"fails": "step"}, {"fails": "reset"}, {"fails": "reset"}]
+    options += [{"fails": "reset"}, {"steps": 4, "prompt": 3}, {"prompt": 70}]
+    says()
+    expected = walk(Place(), *options)
+    rows, generate = [], Engine.generate
+
+    def counted(self: Engine, caps: Sequence[int], stop: Sequence[Sequence[int]]) -> list[Reply]:
+        assert len(self.lengths) == len(caps)
+        rows.append(len(caps))
+        return generate(self, caps, stop)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    place, made = Place(at_a_time=at_a_time), []
+    monkeypatch.setattr(
+        place, "environments", lambda count: [made.append(Corridor()) or made[-1] for _ in range(count)]
+    )
+    played = walk(place, *options)
+    assert [one.job for one in played] == [one.job for one in expected]
+    for one, other in zip(played, expected, strict=True):
+        assert (one.finish, one.reward, one.turns) == (other.finish, other.reward, other.turns)
+        assert [segment.ids for segment in one.segments] == [segment.ids for segment in other.segments]
+    assert max(rows) == len(made) == at_a_time
+    if at_a_time < 4:  # a quarter of the places is at most one: every free place is taken at once
+        assert all(count == at_a_time for count in rows[:5])
 
 
 def test_an_unusable_reply_costs_a_turn_and_never_reaches_the_world(says: Any) -> None:

@@ -30,6 +30,7 @@ class World(Interface):
     protocol: Protocol
     context: ContextManager
     max_turns: int
+    concurrent_episodes: int
 
     def environments(self, count: int) -> Sequence[gymnasium.Env[str, str]]:
         """``count`` environments that may be reset at will."""
@@ -83,6 +84,7 @@ class Stage:
     context: ContextManager
     max_turns: int
     environments: Callable[[int], Sequence[gymnasium.Env[str, str]]]
+    concurrent_episodes: int = 256
 
 
 @torch.no_grad()
@@ -99,7 +101,7 @@ def play(
 
     Args:
         policy: samples the replies.
-        world: environments, protocol, context manager and turn limit.
+        world: environments, protocol, context manager, and the limits on turns and on episodes at a time.
         jobs: what to play; the order of the result is theirs.
         temperature: of sampling; 0 is greedy.
         generator: source of the sampling noise.
@@ -169,15 +171,22 @@ def _play(
     listen: Callable[[list[Step | None]], None],
 ) -> list[Trajectory]:
     """The loop: ``speak`` gives a reply for every running episode, ``listen`` hears what follows each (``None``: it ended)."""
-    episodes = [Episode(job, env) for job, env in zip(jobs, world.environments(len(jobs)), strict=True)]
-    running = [episode for episode in episodes if _reset(episode, world, tokenizer, notes(episode.job))]
-    if running:
-        listen([Step(list(episode.seen.segment.ids), starts=True) for episode in running])
-    while running:
-        replies = speak(running)
+    most = min(world.concurrent_episodes, len(jobs))
+    episodes: list[Episode] = []
+    running: list[Episode] = []
+    free = list(world.environments(most))
+    while running or len(episodes) < len(jobs):
+        replies = speak(running) if running else []
         steps: list[Step | None] = [
             _take(episode, reply, world, tokenizer) for episode, reply in zip(running, replies, strict=True)
         ]
+        free += [episode.env for episode, step in zip(running, steps, strict=True) if not step]
+        if 4 * len(free) >= most:  # not for every place, since those that join have a pass of their own
+            begun = _begin(jobs[len(episodes) :], free, world, tokenizer, notes)
+            episodes += begun
+            begun = [episode for episode in begun if not episode.finish]
+            running = running + begun
+            steps += [Step(list(episode.seen.segment.ids), starts=True) for episode in begun]
         if any(steps):
             listen(steps)
         paired = [(episode, step) for episode, step in zip(running, steps, strict=True) if step]
@@ -185,6 +194,22 @@ def _play(
     if episodes and all(episode.finish == "environment_error" for episode in episodes):
         raise RuntimeError(f"all {len(episodes)} environments failed; the first error is in the log above")
     return [episode.done() for episode in episodes]
+
+
+def _begin(
+    jobs: Sequence[Job],
+    free: list[gymnasium.Env[str, str]],
+    world: World,
+    tokenizer: PreTrainedTokenizerBase,
+    notes: Notes,
+) -> list[Episode]:
+    """Begin the next jobs in the free environments; one that ends at once leaves its environment to the next."""
+    begun: list[Episode] = []
+    while free and len(begun) < len(jobs):
+        begun.append(Episode(jobs[len(begun)], free[0]))
+        if _reset(begun[-1], world, tokenizer, notes(begun[-1].job)):
+            free.pop(0)
+    return begun
 
 
 def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: str) -> bool:
