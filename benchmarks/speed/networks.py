@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,11 +14,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1M": {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384, "num_hidden_layers": 4},
     "5M": {"hidden_size": 256, "head_dim": 64, "intermediate_size": 768, "num_hidden_layers": 4},
 }
-WORDS = {"1M": 1024, "5M": 4096}
+SHAPES["135M"] = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+}  # SmolLM2
+SHAPES["135M"] |= {"num_attention_heads": 9, "num_key_value_heads": 3}
+WORDS = {"1M": 1024, "5M": 4096, "135M": 49152}
 
 
 def network(name: str, vocabulary: int | None = None) -> CausalPolicy:
-    """A policy by its size, ``1M`` or ``5M``, always the same; or any weights that the zoo can load."""
+    """A policy by its size, ``1M``, ``5M`` or ``135M``, always the same; or any weights that the zoo can load."""
     if name not in SHAPES:
         return load_policy(name)
     torch.manual_seed(0)
@@ -29,3 +37,14 @@ def body(policy: CausalPolicy) -> int:
     """Parameters that every token is multiplied with: all matrices but embedding and head."""
     outside = {id(policy.model.get_input_embeddings().weight), id(policy.model.get_output_embeddings().weight)}
     return sum(one.numel() for one in policy.parameters() if one.dim() == 2 and id(one) not in outside)
+
+
+def passes(policy: CausalPolicy, lengths: Iterable[int], scored: float, beginning: int = 0) -> float:
+    """FLOPs of a forward pass over rows of ``lengths``, whose first ``beginning`` tokens were computed before; ``scored`` tokens
+    go through the head. A token attends to those before it: half of its row on average, two products of one multiply-add each.
+    """
+    config, ends = policy.model.config, list(lengths)
+    width = config.num_hidden_layers * config.num_attention_heads * getattr(config, "head_dim", 64)
+    attention = 2.0 * width * sum(length**2 - beginning**2 for length in ends)
+    fresh = sum(ends) - beginning * len(ends)
+    return 2.0 * (body(policy) * fresh + config.vocab_size * config.hidden_size * scored) + attention

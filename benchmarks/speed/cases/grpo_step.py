@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import torch
 from gymnasium import spaces
 
-from benchmarks.speed.networks import body, network
+from benchmarks.speed.networks import network, passes
 from benchmarks.speed.peers import trl_trainer
 from benchmarks.speed.worker import Paced, Step
 from datamodules.buffer import collate
@@ -23,7 +23,7 @@ from zoo.rollout.protocol import WordProtocol
 from zoo.rollout.trajectory import Row
 
 PEER = "trl.GRPOTrainer (loss_type dapo)"
-VARIANTS: dict[str, dict[str, Any]] = {"1M": {"size": "1M"}, "5M": {"size": "5M"}}
+VARIANTS: dict[str, dict[str, Any]] = {size: {"size": size} for size in ("1M", "5M", "135M")}
 PROMPTS, REPLIES, LENGTH = 4, 4, 64
 
 
@@ -65,7 +65,7 @@ class _Pause(pl.Callback):
         self.pace.pause()
 
 
-def ours(size: str) -> Step:
+def ours(size: str, prompts: int = PROMPTS, callbacks: Sequence[pl.Callback] = ()) -> Step:
     policy = network(size)
     gymnasium.register("bench/OneReply-v0", OneReply)
     module = RandomReward(architecture={"model_type": "llama"}, learning_rate=1e-5)
@@ -77,7 +77,7 @@ def ours(size: str) -> Step:
         context=AppendOnly(4 * LENGTH),
         max_turns=1,
         train_tasks=100_000,
-        tasks_per_iteration=PROMPTS,
+        tasks_per_iteration=prompts,
         group_size=REPLIES,
         minibatches=1,
     )
@@ -86,13 +86,14 @@ def ours(size: str) -> Step:
         trainer = pl.Trainer(
             max_epochs=1_000_000,
             accelerator="cpu",
-            logger=pl.loggers.CSVLogger(tempfile.mkdtemp()),
-            enable_checkpointing=False,
+            default_root_dir=(folder := tempfile.mkdtemp()),
+            logger=pl.loggers.CSVLogger(folder),
+            enable_checkpointing=bool(callbacks),
             enable_progress_bar=False,
             enable_model_summary=False,
             limit_val_batches=0,
             log_every_n_steps=1,
-            callbacks=[_Pause(pace)],
+            callbacks=[_Pause(pace), *callbacks],
         )
         trainer.fit(module, data)
 
@@ -145,6 +146,6 @@ def check(size: str) -> None:
 def flops(size: str) -> float:
     """Every distinct token once: prompts, replies, their scores; the update at three times the forward pass."""
     policy = network(size)
-    tokens, written = PROMPTS * LENGTH * (1 + REPLIES), PROMPTS * REPLIES * LENGTH
-    head = policy.model.config.vocab_size * policy.model.config.hidden_size
-    return 2.0 * (1 + 3) * (body(policy) * tokens + head * written)
+    prompts = passes(policy, [LENGTH] * PROMPTS, 0)
+    replies = passes(policy, [2 * LENGTH] * PROMPTS * REPLIES, PROMPTS * REPLIES * LENGTH, LENGTH)
+    return (1 + 3) * (prompts + replies)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.networks import body, network
+from benchmarks.speed.networks import network, passes
 from benchmarks.speed.worker import Step
 from zoo.policy import CausalPolicy
 
@@ -58,5 +58,4 @@ def check(vocabulary: int) -> None:
 
 
 def flops(vocabulary: int) -> float:
-    policy = network("1M", vocabulary)
-    return 6.0 * body(policy) * ROWS * LENGTH + 6.0 * SCORED * vocabulary * policy.model.config.hidden_size
+    return 3 * passes(network("1M", vocabulary), [LENGTH] * ROWS, SCORED)

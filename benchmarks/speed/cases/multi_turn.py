@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.networks import body, network
+from benchmarks.speed.networks import network, passes
 from benchmarks.speed.peers import trl_trainer
 from benchmarks.speed.worker import Step
 from zoo.rollout.engine import Engine
@@ -71,7 +71,4 @@ def check(turns: int) -> None:
 
 
 def flops(turns: int) -> float:
-    policy = network("5M")
-    tokens, written = PROMPT + turns * WRITTEN + (turns - 1) * READ, turns * WRITTEN
-    config = policy.model.config
-    return 2.0 * ROWS * (body(policy) * tokens + config.vocab_size * config.hidden_size * written)
+    return passes(network("5M"), [PROMPT + turns * WRITTEN + (turns - 1) * READ] * ROWS, ROWS * turns * WRITTEN)

@@ -10,14 +10,12 @@ from typing import Any
 from benchmarks.speed.worker import Step
 
 PEER = "nothing"
+FIT = ["fit", "--config", "configs/actguide/clue_lock.yaml"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "zoo --help": {"arguments": ["--help"]},
     "zoo list": {"arguments": ["list"]},
     "zoo fit, one iteration and the end": {
-        "arguments": [
-            *("fit", "--config", "configs/actguide/clue_lock.yaml"),
-            *("--trainer.max_epochs", "1", "--trainer.limit_val_batches", "0"),
-        ]
+        "arguments": [*FIT, "--trainer.max_epochs=1", "--trainer.limit_val_batches=0"]
     },
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.networks import body, network
+from benchmarks.speed.networks import network, passes
 from benchmarks.speed.peers import trl_trainer
 from benchmarks.speed.worker import Step
 from datamodules.buffer import RolloutBuffer
@@ -88,6 +88,4 @@ def facts(size: str) -> dict[str, float]:
 
 
 def flops(size: str) -> float:
-    policy = network(size)
-    scored, config = int(LENGTHS.sum()) - ROWS * PROMPT, policy.model.config
-    return 6.0 * body(policy) * int(LENGTHS.sum() - ROWS) + 6.0 * scored * config.vocab_size * config.hidden_size
+    return 3 * passes(network(size), (LENGTHS - 1).tolist(), int(LENGTHS.sum()) - ROWS * PROMPT)
