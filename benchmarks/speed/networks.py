@@ -44,7 +44,7 @@ def passes(policy: CausalPolicy, lengths: Iterable[int], scored: float, beginnin
     go through the head. A token attends to those before it: half of its row on average, two products of one multiply-add each.
     """
     config, ends = policy.model.config, list(lengths)
-    width = config.num_hidden_layers * config.num_attention_heads * getattr(config, "head_dim", 64)
+    width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
     attention = 2.0 * width * sum(length**2 - beginning**2 for length in ends)
     fresh = sum(ends) - beginning * len(ends)
     return 2.0 * (body(policy) * fresh + config.vocab_size * config.hidden_size * scored) + attention

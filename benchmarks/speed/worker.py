@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -46,7 +47,9 @@ class Paced:
 
 
 def peak_mib() -> float:
-    """Largest resident memory of this process so far."""
+    """Largest resident memory of this process so far (``ru_maxrss`` would begin at that of the process that started it)."""
+    if (status := Path("/proc/self/status")).exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
