@@ -83,13 +83,27 @@ def test_adapters_are_left_to_themselves() -> None:
     assert not decodes(model)  # its layers have been replaced
 
 
-def test_both_ways_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, written = CausalPolicy(network(), TOKENIZER), []
-    for short in (True, False):
+def test_subclasses_and_hooks_are_left_to_themselves() -> None:
+    model = network()
+    kind = type("Steered", (type(model),), {"__module__": __name__})
+    assert not decodes(kind(model.config))
+    handle = model.model.layers[1].register_forward_hook(lambda module, inputs, output: None)
+    assert not decodes(model)
+    handle.remove()
+    assert decodes(model)
+
+
+def test_both_ways_write_the_same_and_the_direct_one_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, written, calls = CausalPolicy(network(), TOKENIZER), [], []
+    forward = policy.model.forward
+    monkeypatch.setattr(policy.model, "forward", lambda *args, **inputs: (calls.append(1), forward(*args, **inputs))[1])
+    for direct in (True, False):
         engine = Engine(policy, 1.0, torch.Generator().manual_seed(0))
-        assert engine.short
-        monkeypatch.setattr(engine, "short", short)
-        engine.admit([[3, 4, 5], [6, 7]])
-        written.append(engine.generate([9, 6], [[5]]))
+        assert engine.direct
+        engine.direct = direct
+        engine.admit([[3, 4, 5], [6]])
+        engine.admit([[7]])
+        written.append(engine.generate([9, 6, 9], [[5]]))
+        assert direct == (len(calls) == 1)  # for the prompts, of which one has a single token
     assert [reply.ids for reply in written[0]] == [reply.ids for reply in written[1]]
-    assert len(written[0][0].ids) > 1
+    assert sum(len(reply.ids) for reply in written[0]) > 6

@@ -376,9 +376,9 @@ def test_push_writes_a_readme_and_uploads_the_checkpoint_only(folder: Path, monk
     sent = dict(upload.call_args.kwargs)
     assert transferred(sent.pop("allow_patterns")) == {"README.md", *CHECKPOINT_FILES}
     assert sent == {"repo_id": "me/toy", "folder_path": folder, "token": None, "commit_message": "first"}
-    front = huggingface_hub.ModelCard.load(folder / "README.md").data
-    assert (front.license, front.library_name) == ("apache-2.0", "agentic-zoo")
-    assert front.tags == ["agentic-zoo", "reinforcement-learning", "agents", "Toy"]
+    front = huggingface_hub.ModelCard.load(folder / "README.md").data.to_dict()
+    assert (front["license"], front["library_name"]) == ("apache-2.0", "agentic-zoo")
+    assert front["tags"] == ["agentic-zoo", "reinforcement-learning", "agents", "Toy"]
     assert "test/success 0.97 [0.95, 0.98] over 1000 episodes, by `zoo test`" in (folder / "README.md").read_text()
 
 

@@ -126,8 +126,8 @@ def test_a_limit_of_concurrent_episodes_changes_none_of_them(
     at_a_time: int, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = [{"steps": steps, "words": steps} for steps in (1, 7, 2, 2, 9, 1, 3)]
-    options[2:2] = [{"fails": "step"}, {"fails": "reset"}, {"fails": "reset"}]
-    options += [{"fails": "reset"}, {"steps": 4, "prompt": 3}, {"prompt": 70}]
+    options[2:2] = [{"fails": "step"}]
+    options += [{"fails": "reset"}, {"fails": "reset"}, {"steps": 4, "prompt": 3}, {"prompt": 70}]
     says()
     expected = walk(Place(), *options)
     rows, generate = [], Engine.generate
@@ -150,6 +150,18 @@ def test_a_limit_of_concurrent_episodes_changes_none_of_them(
     assert max(rows) == len(made) == at_a_time
     if at_a_time < 4:  # a quarter of the places is at most one: every free place is taken at once
         assert all(count == at_a_time for count in rows[:5])
+
+
+def test_a_broken_environment_does_not_fail_all_that_waits(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Corridor):
+        def reset(self, **_: Any) -> tuple[str, dict[str, Any]]:
+            raise OSError("gone for good")
+
+    says()
+    place = Place(at_a_time=4)
+    monkeypatch.setattr(place, "environments", lambda count: [Broken(), *(Corridor() for _ in range(count - 1))])
+    played = walk(place, *[{"steps": 1}] * 24)
+    assert sum(one.finish == "answered" for one in played) == 18  # three sound ones of four, in every round
 
 
 def test_an_unusable_reply_costs_a_turn_and_never_reaches_the_world(says: Any) -> None:

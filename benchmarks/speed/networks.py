@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,12 +39,17 @@ def body(policy: CausalPolicy) -> int:
     return sum(one.numel() for one in policy.parameters() if one.dim() == 2 and id(one) not in outside)
 
 
-def passes(policy: CausalPolicy, lengths: Iterable[int], scored: float, beginning: int = 0) -> float:
-    """FLOPs of a forward pass over rows of ``lengths``, whose first ``beginning`` tokens were computed before; ``scored`` tokens
-    go through the head. A token attends to those before it: half of its row on average, two products of one multiply-add each.
+def passes(policy: CausalPolicy, lengths: Sequence[int], scored: int, beginning: int = 0) -> float:
+    """FLOPs of a forward pass over rows, each token attending to those before it.
+
+    Args:
+        policy: gives the shapes.
+        lengths: of the rows.
+        scored: tokens that go through the head.
+        beginning: tokens of each row that were computed before.
     """
-    config, ends = policy.model.config, list(lengths)
+    config = policy.model.config
     width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    attention = 2.0 * width * sum(length**2 - beginning**2 for length in ends)
-    fresh = sum(ends) - beginning * len(ends)
+    attention = 2.0 * width * sum(length**2 - beginning**2 for length in lengths)  # two products over half the row
+    fresh = sum(lengths) - beginning * len(lengths)
     return 2.0 * (body(policy) * fresh + config.vocab_size * config.hidden_size * scored) + attention

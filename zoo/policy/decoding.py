@@ -1,7 +1,8 @@
 """The next token of every row of a Llama-like network, without the Python that its modules wrap around the arithmetic.
 
 Small networks spend half of a decoding step there. What is computed is what the model would compute, from the same weights and the
-same cache; models of other families, or with other than plain linear layers (LoRA, quantisation), have to be called as they are.
+same cache; models of other families, with other than plain linear layers (LoRA, quantisation), or with hooks (sharding, steering)
+have to be called as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ _FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 
 def decodes(model: nn.Module) -> bool:
     """Whether :func:`decode` computes what this model does."""
-    if not isinstance(model, PreTrainedModel) or model.config.model_type not in _FAMILIES:
+    if not isinstance(model, PreTrainedModel) or not type(model).__module__.startswith("transformers."):
+        return False  # a subclass may have a forward of its own
+    if model.config.model_type not in _FAMILIES:
         return False
     if {"full_attention"} != set(getattr(model.config, "layer_types", None) or ["full_attention"]):
         return False
     if model.config.model_type == "mistral" and model.config.sliding_window:
         return False
-    projections = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
-    return all(type(module) is nn.Linear for module in projections)
+    modules = dict(model.named_modules())
+    if any(module._forward_hooks or module._forward_pre_hooks for module in modules.values()):
+        return False
+    return all(type(module) is nn.Linear for name, module in modules.items() if name.endswith(("_proj", "lm_head")))
 
 
 def decode(model: PreTrainedModel, ids: Tensor, positions: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:

@@ -7,6 +7,7 @@ are counted per row, so a row's numbers do not depend on its neighbours.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Engine:
         if temperature > 0 and generator is None:
             raise ValueError("sampling at a temperature above 0 needs a torch.Generator of its own")
         self.policy, self.temperature, self.generator = policy, temperature, generator
-        self.device, self.short = policy.device, decodes(policy.model)
+        self.device, self.direct = policy.device, decodes(policy.model)
         self.cache: DynamicCache | None = None
         self.attention = torch.zeros(0, 0, dtype=torch.bool, device=self.device)  # [rows, cells] false on holes
         self.lengths = torch.zeros(0, dtype=torch.long, device=self.device)  # [rows] real tokens in the cache
@@ -57,7 +58,8 @@ class Engine:
             raise ValueError("a prompt must hold at least one token")
         unique: dict[tuple[int, ...], int] = {}
         owner = [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts]
-        fresh = Engine(self.policy, self.temperature, self.generator)
+        fresh = copy.copy(self)
+        fresh.logits = torch.zeros(0, 0, device=self.device)
         fresh.attention = torch.zeros(len(unique), 0, dtype=torch.bool, device=self.device)
         fresh.lengths = torch.zeros(len(unique), dtype=torch.long, device=self.device)
         fresh.cache = roomy_cache(self.policy.model.config)
@@ -157,7 +159,7 @@ class Engine:
         """Feed ``ids`` [rows, width] where ``real``; rows with no real token in it keep their logits."""
         positions = (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
         self.attention = torch.cat([self.attention, real], 1)
-        if ids.shape[1] == 1 and self.short:
+        if ids.shape[1] == 1 and self.direct:
             assert self.cache is not None
             logits = decode(self.policy.model, ids[:, 0], positions[:, 0], self.attention, self.cache)
         else:

@@ -203,22 +203,25 @@ def _begin(
     tokenizer: PreTrainedTokenizerBase,
     notes: Notes,
 ) -> list[Episode]:
-    """Begin the next jobs in the free environments; one that ends at once leaves its environment to the next."""
+    """Begin the next jobs in the free environments.
+
+    One that ends at once leaves its environment free, but not for this call: a broken one would fail all jobs that wait.
+    """
     begun: list[Episode] = []
-    while free and len(begun) < len(jobs):
-        begun.append(Episode(jobs[len(begun)], free[0]))
-        if _reset(begun[-1], world, tokenizer, notes(begun[-1].job)):
-            free.pop(0)
+    for job in jobs[: len(free)]:
+        begun.append(Episode(job, free.pop(0)))
+        _reset(begun[-1], world, tokenizer, notes(job))
+    free += [episode.env for episode in begun if episode.finish]
     return begun
 
 
-def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: str) -> bool:
+def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: str) -> None:
     task, protocol = episode.job.task, world.protocol
     try:
         episode.observation, info = episode.env.reset(seed=task.seed, options={"split": task.split, **task.options})
     except Exception as error:  # noqa: BLE001 - whatever a world raises is reported and costs this episode only
         episode.fail(error)
-        return False
+        return
     episode.observe(info)
     first = episode.observation
 
@@ -231,7 +234,6 @@ def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, n
     episode.view = world.context.open(Opening(segment, protocol, tokenizer))
     if episode.view.room() < 1:
         episode.finish = "context_full"
-    return not episode.finish
 
 
 def _take(episode: Episode, reply: Reply, world: World, tokenizer: PreTrainedTokenizerBase) -> Step | None:
