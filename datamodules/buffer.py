@@ -115,7 +115,8 @@ class RolloutBuffer:
         return packed
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows], "fills": self.fills, "position": self.position}
+        rows = self.rows if self.position < len(self) else []  # nobody asks for them again
+        return {"rows": [dict(row) for row in rows], "fills": self.fills, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.fills, self.position = state["rows"], state["fills"], state["position"]

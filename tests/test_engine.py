@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import ARCHITECTURE
 from zoo.policy import CausalPolicy, word_policy
+from zoo.rollout import engine as engines
 from zoo.rollout.engine import Engine
 
 WORDS = [f"w{index}" for index in range(20)]
@@ -84,11 +85,8 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 @torch.no_grad()
 def test_equal_prompts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny()
-    widths = []
-    forward = policy.model.forward
-    monkeypatch.setattr(
-        policy.model, "forward", lambda **inputs: (widths.append(len(inputs["input_ids"])), forward(**inputs))[1]
-    )
+    widths, feed = [], engines.feed
+    monkeypatch.setattr(engines, "feed", lambda model, ids, *rest: (widths.append(len(ids)), feed(model, ids, *rest))[1])
     engine = Engine(policy, 1.0, seeded())
     engine.admit([[3, 4]] * 8 + [[5]])
     assert widths == [2]

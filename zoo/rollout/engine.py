@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from zoo.policy.causal import CausalPolicy
-from zoo.policy.decoding import decode, decodes
+from zoo.policy.decoding import feed, feeds
 from zoo.rollout.cache import roomy_cache, stacked
 
 
@@ -42,7 +42,7 @@ class Engine:
         if temperature > 0 and generator is None:
             raise ValueError("sampling at a temperature above 0 needs a torch.Generator of its own")
         self.policy, self.temperature, self.generator = policy, temperature, generator
-        self.device, self.direct = policy.device, decodes(policy.model)
+        self.device, self.direct = policy.device, feeds(policy.model)
         self.cache: DynamicCache | None = None
         self.attention = torch.zeros(0, 0, dtype=torch.bool, device=self.device)  # [rows, cells] false on holes
         self.lengths = torch.zeros(0, dtype=torch.long, device=self.device)  # [rows] real tokens in the cache
@@ -159,9 +159,9 @@ class Engine:
         """Feed ``ids`` [rows, width] where ``real``; rows with no real token in it keep their logits."""
         positions = (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
         self.attention = torch.cat([self.attention, real], 1)
-        if ids.shape[1] == 1 and self.direct:
+        if self.direct:
             assert self.cache is not None
-            logits = decode(self.policy.model, ids[:, 0], positions[:, 0], self.attention, self.cache)
+            logits = feed(self.policy.model, ids, positions, real, self.attention, self.cache)
         else:
             output = self.policy.model(
                 input_ids=ids,

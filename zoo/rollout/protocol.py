@@ -67,7 +67,12 @@ class Protocol(ABC):
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # half the time of what transformers wraps around it
+    return (
+        backend.encode(text, add_special_tokens=False).ids
+        if backend
+        else tokenizer.encode(text, add_special_tokens=False)
+    )
 
 
 class WordProtocol(Protocol):
