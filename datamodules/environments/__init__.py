@@ -5,6 +5,7 @@ import gymnasium
 for _name, _module in {
     "ClueLock": "clue_lock",
     "FactHunt": "fact_hunt",
+    "Household": "household",
     "PageHunt": "page_hunt",
     "TextWorldExpress": "textworld_express",
 }.items():
