@@ -86,7 +86,9 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def test_equal_prompts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny()
     widths, feed = [], engines.feed
-    monkeypatch.setattr(engines, "feed", lambda model, ids, *rest: (widths.append(len(ids)), feed(model, ids, *rest))[1])
+    monkeypatch.setattr(
+        engines, "feed", lambda model, ids, *rest: (widths.append(len(ids)), feed(model, ids, *rest))[1]
+    )
     engine = Engine(policy, 1.0, seeded())
     engine.admit([[3, 4]] * 8 + [[5]])
     assert widths == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
@@ -26,9 +27,7 @@ class RoomyLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, and the room behind them."""
-        cells = self.get_seq_length()
-        self.keys = _whole(self.keys).index_select(0, indices)[:, :, :cells]
-        self.values = _whole(self.values).index_select(0, indices)[:, :, :cells]
+        self.keys, self.values = _selected(self.keys, indices), _selected(self.values, indices)
 
 
 def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -55,6 +54,12 @@ def _whole(tensor: Tensor) -> Tensor:
     """The buffer of which the tensor is the first cells: how many it has stands in the stride from head to head."""
     rows, heads, _, size = tensor.shape
     return tensor.as_strided((rows, heads, tensor.stride(1) // size, size), tensor.stride())
+
+
+def _selected(tensor: Tensor, rows: Tensor) -> Tensor:
+    heads, cells, size = tensor.shape[1:]
+    buffer = tensor.new_empty(len(rows), heads, tensor.stride(1) // size, size)[:, :, :cells]
+    return torch.index_select(tensor, 0, rows, out=buffer)  # what it would make by itself has no room behind
 
 
 def _appended(old: Tensor, new: Tensor) -> Tensor:
