@@ -1,7 +1,8 @@
 """Lightning callbacks: online sampling and what people look at afterwards."""
 
+from callbacks.action_pairs import ActionPairWriter
 from callbacks.guided_sampling import GuidedSampler
 from callbacks.online_sampling import OnlineSampler
 from callbacks.reports import LearningCurves, TrajectoryLog
 
-__all__ = ["GuidedSampler", "LearningCurves", "OnlineSampler", "TrajectoryLog"]
+__all__ = ["ActionPairWriter", "GuidedSampler", "LearningCurves", "OnlineSampler", "TrajectoryLog"]

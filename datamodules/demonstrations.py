@@ -14,7 +14,7 @@ from datamodules.rollouts import RolloutDataModule
 from zoo.errors import ConfigError
 from zoo.rollout.context import ContextManager
 from zoo.rollout.loop import Episode, Stage, perform
-from zoo.rollout.trajectory import Job, Row
+from zoo.rollout.trajectory import Job, Row, Trajectory
 
 _STARTS = 64  # tasks that wandering takes its actions from
 
@@ -94,18 +94,25 @@ class DemonstrationDataModule(RolloutDataModule):
                 if trajectory.finish == "context_full" and not (scripts[trajectory.job.group].scripted or self.wander):
                     limit = f"context.max_tokens={context.max_tokens}"
                     raise ConfigError(f"{trajectory.job.task} does not fit into {limit}")
-                for segment in trajectory.segments:
-                    mask = torch.tensor(segment.mask)
-                    rows.append(
-                        Row(
-                            ids=torch.tensor(segment.ids),
-                            mask=mask,
-                            old_logprobs=torch.zeros(len(mask)),
-                            advantages=mask.float(),
-                            trajectory=torch.tensor(trajectory.job.group),
-                        )
-                    )
+            rows += demonstrated(played)
         return rows
+
+
+def demonstrated(played: Sequence[Trajectory]) -> list[Row]:
+    """Performed episodes as rows whose every written token is to be imitated."""
+    rows: list[Row] = []
+    for trajectory in played:
+        for segment in trajectory.segments:
+            mask = torch.tensor(segment.mask)
+            row = Row(
+                ids=torch.tensor(segment.ids),
+                mask=mask,
+                old_logprobs=torch.zeros(len(mask)),
+                advantages=mask.float(),
+                trajectory=torch.tensor(trajectory.job.group),
+            )
+            rows.append(row)
+    return rows
 
 
 class _Script:

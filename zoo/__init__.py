@@ -13,6 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ACTCritic": "zoo.act.module",
     "ACTGuidePolicy": "zoo.actguide.module",
     "AgentModule": "zoo.agent",
     "ECHOAgent": "zoo.echo.module",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 from zoo.cards import list_names, read_card
 
 BUILT_IN = {
+    "ACTCritic": "zoo.act.module",
     "AgentModule": "zoo.agent",
     "ACTGuidePolicy": "zoo.actguide.module",
     "ECHOAgent": "zoo.echo.module",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import lightning.pytorch as pl
 from torch import Tensor
 
-from datamodules.demonstrations import DemonstrationDataModule
 from zoo.agent import AgentModule, Measures, over
 from zoo.errors import ConfigError
 from zoo.registry import register_model
@@ -16,8 +15,9 @@ class DemonstrationSampler(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: AgentModule) -> None:  # type: ignore[override]
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, DemonstrationDataModule):
-            raise ConfigError(f"ImitationPolicy learns from a DemonstrationDataModule, not {type(data).__name__}")
+        if not hasattr(data, "demonstrations"):
+            known = "a DemonstrationDataModule or an ActionPairDataModule"
+            raise ConfigError(f"ImitationPolicy learns from {known}, not {type(data).__name__}")
         data.buffer.fill(data.demonstrations(trainer.current_epoch, pl_module.policy.tokenizer))
 
 

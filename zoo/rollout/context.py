@@ -8,7 +8,7 @@ the tokens the policy saw in one stretch, and is one training row. Managers that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -32,14 +32,17 @@ class Opening:
     """What an episode starts from, for making its prompt, also again at a boundary.
 
     Attributes:
-        segment: makes the first part of a segment, the task, from the notes that the manager wants in it.
+        segment: makes the first part of a segment, the task, from the notes that the manager wants in it; or, from another
+            observation and its info, a prompt in place of the task's.
         protocol: how text becomes tokens.
         tokenizer: of the policy.
+        first: the first observation.
     """
 
-    segment: Callable[[str], Segment]
+    segment: Callable[..., Segment]
     protocol: Protocol
     tokenizer: PreTrainedTokenizerBase
+    first: str
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
@@ -193,3 +196,51 @@ class SlidingWindow(ContextManager):
 
     def open(self, opening: Opening) -> View:
         return _WindowView(self, opening)
+
+
+def state(first: str, turns: Sequence[tuple[str, str]], protocol: Protocol) -> str:
+    """An episode so far in one text: its first observation, then actions and what the world answered.
+
+    Args:
+        first: the first observation.
+        turns: the latest actions, ``""`` where a reply held none, with the observations that followed.
+        protocol: has the words for it.
+    """
+    acted = protocol.phrases.acted
+    return "\n".join([first, *(acted.format(action=action, observation=seen) for action, seen in turns)])
+
+
+@dataclass
+class _LatestView(View):
+    acted: list[tuple[str, str]] = field(default_factory=list)
+
+    def read(self, text: str, info: Info, action: str | None) -> Step:
+        manager: Any = self.manager
+        self.acted = [*self.acted, (action or "", text)][-manager.turns :]
+        shown = state(self.opening.first, self.acted, self.opening.protocol)
+        segment = self.opening.segment("", shown, info)
+        if len(segment.ids) + manager.reply_room(self.opening.protocol) > manager.max_tokens:
+            return Step(finish="context_full")
+        self.segments.append(segment)
+        return Step(list(segment.ids), starts=True)
+
+
+class LatestTurns(ContextManager):
+    """Every turn is asked for by a prompt of its own: the task, and the latest actions with what followed, no thoughts.
+
+    The prompt of verl-agent and of the papers built on it; what is learnt from single states is then asked the same way in
+    episodes. Each turn is a training row.
+
+    Args:
+        max_tokens: as everywhere.
+        turns: how many stay in view.
+    """
+
+    def __init__(self, max_tokens: int = 512, turns: int = 4) -> None:
+        super().__init__(max_tokens)
+        if turns < 1:
+            raise ConfigError(f"context.turns must be at least 1, not {turns}")
+        self.turns = turns
+
+    def open(self, opening: Opening) -> View:
+        return _LatestView(self, opening)

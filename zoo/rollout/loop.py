@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from zoo.policy.causal import CausalPolicy
 from zoo.rollout.context import ContextManager, Opening, Step, View
 from zoo.rollout.engine import Engine, Reply
-from zoo.rollout.protocol import Protocol
+from zoo.rollout.protocol import Info, Protocol
 from zoo.rollout.trajectory import Job, Segment, Trajectory, Turn
 
 log = logging.getLogger(__name__)
@@ -225,13 +225,13 @@ def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, n
     episode.observe(info)
     first = episode.observation
 
-    def segment(memory: str) -> Segment:
-        plain = protocol.prompt(tokenizer, first, info, memory)
+    def segment(memory: str, seen: str = first, told: Info = info) -> Segment:
+        plain = protocol.prompt(tokenizer, seen, told, memory)
         if not notes:
             return Segment.begin(plain)
-        return Segment.begin(protocol.prompt(tokenizer, first, info, f"{memory}\n\n{notes}".strip()), plain)
+        return Segment.begin(protocol.prompt(tokenizer, seen, told, f"{memory}\n\n{notes}".strip()), plain)
 
-    episode.view = world.context.open(Opening(segment, protocol, tokenizer))
+    episode.view = world.context.open(Opening(segment, protocol, tokenizer, first))
     if episode.view.room() < 1:
         episode.finish = "context_full"
 

@@ -25,6 +25,8 @@ class Phrases:
         summaries: first prompt of a policy that writes summaries.
         summarise: asks for a summary: ``limit``.
         summary: how a summary is shown: ``summary``.
+        acted: a turn in a history: ``action``, ``observation``.
+        judge: asks which of two actions is better: ``first``, ``second``.
         headwords: a record may be named by the first word of its finding as well as by its turn. A policy of a few hundred
             thousand parameters finds a word that belongs to what it looks for; from there to the number that stands two words
             before is a step it does not learn in a short warm start.
@@ -38,6 +40,8 @@ class Phrases:
     summaries: str
     summarise: str
     summary: str
+    acted: str
+    judge: str
     headwords: bool = False
 
     def show(self, records: Sequence[Record]) -> str:
@@ -91,6 +95,8 @@ WORDS = Phrases(
     summaries="summaries",
     summarise="summarise",
     summary="summary {summary}",
+    acted="{action} {observation}",
+    judge="better {first} or {second} ?",
     headwords=True,
 )
 
@@ -113,4 +119,9 @@ PROSE = Phrases(
         "with their sources, what was tried, what is next - as one block: <summary>...</summary>"
     ),
     summary="Summary of what happened so far:\n{summary}",
+    acted="> {action}\n{observation}",
+    judge=(
+        "Two actions are proposed.\nAction 1: {first}\nAction 2: {second}\nWhich of them is better for the task? Think about "
+        "both, then give the better action itself."
+    ),
 )

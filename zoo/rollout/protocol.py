@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from zoo.policy.words import END
 from zoo.rollout.phrases import PROSE, WORDS, Phrases
 
 Info = dict[str, Any]
+_ACT = "do"  # stands between a thought and the action
 _NUMBERS = 32  # turns a word-level vocabulary can number
 
 
@@ -76,30 +77,42 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 class WordProtocol(Protocol):
-    """For word-level policies: observations and actions as they are, every reply closed by ``<end>``."""
+    """For word-level policies: observations and actions as they are, every reply closed by ``<end>``.
 
-    def __init__(self, max_new_tokens: int = 8) -> None:
+    Args:
+        max_new_tokens: cap of one reply, thoughts included.
+        thoughts: ``none``: a reply is an action; ``free``: whatever the policy says before the word ``do`` is thought;
+            ``skipped``: the prompt says ``do`` itself, so that a policy which learnt to think first acts at once.
+    """
+
+    def __init__(self, max_new_tokens: int = 8, thoughts: Literal["none", "free", "skipped"] = "none") -> None:
         super().__init__(max_new_tokens)
+        self.thoughts = thoughts
 
     @property
     def words(self) -> tuple[str, ...]:
-        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split())
+        mark = () if self.thoughts == "none" else (_ACT,)
+        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
         # Notes stand before the observation: the last token before a reply is then the same kind of token at every turn.
-        return _ids(tokenizer, f"{notes} {observation}")
+        return self.observation(tokenizer, f"{notes} {observation}", info)
 
     def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        return _ids(tokenizer, text)
+        return _ids(tokenizer, f"{text} {_ACT}" if self.thoughts == "skipped" else text)
 
     def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
-        return _ids(tokenizer, f"{before} {text} {END}")
+        mark = _ACT if self.thoughts == "free" else ""
+        return _ids(tokenizer, f"{before} {mark} {text} {END}")
 
     def stop(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         return [_ids(tokenizer, END)]
 
     def parse(self, reply: str, info: Info) -> str | None:
-        return reply.replace(END, "").strip() or None
+        said = f" {reply.replace(END, '')} "
+        if self.thoughts == "free":
+            said = said.rpartition(f" {_ACT} ")[2] if f" {_ACT} " in said else ""
+        return said.strip() or None
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
         if any(number > _NUMBERS for number, _ in plan):

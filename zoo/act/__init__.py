@@ -1,0 +1,1 @@
+"""Agentic Critical Training (arXiv 2603.08706)."""
