@@ -3,6 +3,7 @@
 import gymnasium
 
 for _name, _module in {
+    "ALFWorld": "alfworld",
     "ClueLock": "clue_lock",
     "FactHunt": "fact_hunt",
     "Household": "household",
