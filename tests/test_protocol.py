@@ -181,6 +181,32 @@ def test_parsing_a_word_reply(reply: str, action: str | None) -> None:
     assert WordProtocol().parse(reply, {}) == action
 
 
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("look at door do go north <end>", "go north"),
+        ("do go north <end>", "go north"),
+        ("go do look do go north <end>", "go north"),  # the last one counts
+        ("go north <end>", None),
+        ("a door do <end>", None),
+        ("undo north <end>", None),
+    ],
+)
+def test_thoughts_stand_before_the_action(reply: str, action: str | None) -> None:
+    assert WordProtocol(thoughts="free").parse(reply, {}) == action
+
+
+def test_thoughts_shown_and_skipped() -> None:
+    free, skipped = WordProtocol(thoughts="free"), WordProtocol(thoughts="skipped")
+    tokenizer = words(free)
+    assert words(skipped).get_vocab() == tokenizer.get_vocab()  # so that one policy can be asked both ways
+    assert tokenizer.decode(free.action(tokenizer, "go north", {}, "a door")) == "a door do go north <end>"
+    asked = skipped.prompt(tokenizer, "a door", {}) + skipped.action(tokenizer, "go north", {})
+    assert tokenizer.decode(asked) == "a door do go north <end>"
+    assert tokenizer.decode(skipped.observation(tokenizer, "a door", {})) == "a door do"
+    assert skipped.parse("go north <end>", {}) == "go north"
+
+
 def test_word_guidance_and_correction_are_in_the_vocabulary() -> None:
     protocol = WordProtocol()
     tokenizer = words(protocol)

@@ -19,7 +19,8 @@ from gymnasium import spaces
 
 from zoo.errors import ConfigError
 
-Unseen = Literal["none", "layouts", "pairs", "names"]
+Unseen = Literal["none", "layouts", "pairs", "names", "spare"]
+Errand = tuple[str, str, int]  # verb, thing, number of the place
 
 STORAGE = ("cabinet", "drawer", "counter", "table", "shelf")
 TREATMENTS = {  # by the place they need: the verb, and the mark that it leaves on the thing
@@ -80,7 +81,7 @@ class Household(gymnasium.Env[str, str]):
         unseen: which kind of tasks are drawn. ``none``: training layouts and pairs of thing and place, new placements;
             ``layouts``: layouts that no training task has; ``pairs``: pairs that no training task asks for, see
             ``HELD_OUT_PAIRS``; ``names``: training layouts with other words for things and storage places, see ``RENAMED``,
-            and ``cool`` wherever the others have ``heat``.
+            and ``cool`` wherever the others have ``heat``; ``spare``: layouts that none of these have, for warm starts.
         families: the families of tasks, each as likely as another; of ``place``, ``clean``, ``heat``, ``cool`` (then place),
             ``look`` (under the lamp) and ``two`` (place two of one type). All if absent.
         layouts: number of training layouts.
@@ -90,7 +91,7 @@ class Household(gymnasium.Env[str, str]):
     """
 
     vocabulary: ClassVar[tuple[str, ...]] = (
-        *("go", "open", "take", "put", "clean", "heat", "cool", "use", "look"),
+        *("go", "open", "take", "put", "clean", "heat", "cool", "use", "look", "find"),
         *("task", "two", "places", "at", "closed", "sees", "holding", "hot", "cold", "lit", "nothing", "happens", "."),
         *PLACE_TYPES,
         *OBJECT_TYPES,
@@ -172,8 +173,7 @@ class Household(gymnasium.Env[str, str]):
     def _draw(self, rng: random.Random) -> None:
         """Draw layout, goal and placement; inside, types go by their ordinary names."""
         names = RENAMED if self.unseen == "names" else {}
-        pool = _layouts()[-UNSEEN_LAYOUTS:] if self.unseen == "layouts" else _layouts()[: self.layouts]
-        self.kinds = kinds = rng.choice(pool)
+        self.kinds = kinds = rng.choice(_pool(self.unseen, self.layouts))
         self.places = [f"{names.get(kind, kind)}{kinds[: n + 1].count(kind)}" for n, kind in enumerate(kinds)]
         self._ways = [f"go {place}" for place in self.places]
         self.family = rng.choice(self.families)
@@ -281,24 +281,45 @@ class Household(gymnasium.Env[str, str]):
 
     # -- the expert ------------------------------------------------------------------------------------------------------
 
-    def _expert(self) -> str:
-        """The next action of one who knows what has been seen, looks in likely places first and wastes no step on purpose."""
+    def errand(self) -> Errand | None:
+        """What one does next who knows what has been seen, looks in likely places first and wastes no step on purpose."""
         if not (left := self._left()):
-            return ""
-        here = self.places[self.at]
+            return None
         if self.held is not None and self.held in left:
+            thing = self.things[self.held]
             if not self._treated(self.held):
-                return self._towards(self._station) or self._treatment(self.held)
-            put = self._towards(self._destination(self.at, self.opened))
-            return put or f"put {self.things[self.held]} {here}"
+                return TREATMENTS[self.kinds[self._station]][0], thing, self._station
+            return "put", thing, self._destination(self.at, self.opened)
+        wanted = self.things[left[0]]
         known = [self.where[thing] for thing in left if self.where[thing] in self.seen]
+        source = (self.at if self.at in known else known[0]) if known else self._unsearched()
         if self.held is not None:  # something else
             free = self.at in self.opened and self.kinds[self.at] != "lamp"
-            source = known[0] if known else self._unsearched()
-            return f"put {self.things[self.held]} {here}" if free else self._towards(source)
-        if not known:
-            return self._towards(self._unsearched())
-        return self._towards(self.at if self.at in known else known[0]) or f"take {self.things[left[0]]} {here}"
+            return "put", self.things[self.held], self.at if free else source
+        return ("take" if known else "find"), wanted, source
+
+    def errands(self) -> list[Errand]:
+        """Whatever could be meant to be done next by one who knows what has been seen, with or without sense."""
+        if self.held is None:
+            found = {("take", thing, at) for thing, at in zip(self.things, self.where, strict=True) if at in self.seen}
+            wanted = self.things[self._wanted[0]]
+            return sorted(found | {("find", wanted, place) for place in self._search if place not in self.seen})
+        thing = self.things[self.held]
+        treated = [(TREATMENTS[kind][0], thing, n) for n, kind in enumerate(self.kinds) if kind in TREATMENTS]
+        return [*treated, *(("put", thing, n) for n, kind in enumerate(self.kinds) if kind != "lamp")]
+
+    def command(self, errand: Errand) -> str:
+        """The next command of an errand."""
+        verb, thing, place = errand
+        if towards := self._towards(place):
+            return towards
+        if verb == "find":
+            return "look"
+        return f"use {self.places[place]}" if verb == "use" else f"{verb} {thing} {self.places[place]}"
+
+    def _expert(self) -> str:
+        errand = self.errand()
+        return self.command(errand) if errand else ""
 
     def _towards(self, place: int) -> str:
         """What is still to be done before something can be done at a place; nothing if one stands there and it is open."""
@@ -336,6 +357,14 @@ def _layouts() -> tuple[tuple[str, ...], ...]:
     random.Random("household layouts").shuffle(counts)
     stored = [[kind for kind, n in zip(STORAGE, count, strict=True) for _ in range(n)] for count in counts]
     return tuple((*storage, *TREATMENTS) for storage in stored)
+
+
+@cache
+def _pool(unseen: Unseen, layouts: int) -> tuple[tuple[str, ...], ...]:
+    """The layouts that tasks of a kind are drawn from."""
+    if unseen == "layouts":
+        return _layouts()[-UNSEEN_LAYOUTS:]
+    return _layouts()[layouts:-UNSEEN_LAYOUTS] if unseen == "spare" else _layouts()[:layouts]
 
 
 @cache

@@ -96,10 +96,13 @@ class WordProtocol(Protocol):
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
         # Notes stand before the observation: the last token before a reply is then the same kind of token at every turn.
-        return self.observation(tokenizer, f"{notes} {observation}", info)
+        return _ids(tokenizer, f"{notes} {self._shown(observation, info)}")
 
     def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        return _ids(tokenizer, f"{text} {_ACT}" if self.thoughts == "skipped" else text)
+        return _ids(tokenizer, self._shown(text, info))
+
+    def _shown(self, observation: str, info: Info) -> str:
+        return f"{observation} {_ACT}" if self.thoughts == "skipped" else observation
 
     def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
         mark = _ACT if self.thoughts == "free" else ""
@@ -135,12 +138,6 @@ class ChoiceProtocol(WordProtocol):
     def words(self) -> tuple[str, ...]:
         return (*super().words, *self.labels)
 
-    def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
-        return super().prompt(tokenizer, self._listed(observation, info), info, notes)
-
-    def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
-        return super().observation(tokenizer, self._listed(text, info), info)
-
     def action(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info, before: str = "") -> list[int]:
         if before:
             raise ConfigError(
@@ -161,7 +158,7 @@ class ChoiceProtocol(WordProtocol):
         index = self.labels.index(chosen)
         return info["admissible_actions"][index] if index < len(info["admissible_actions"]) else None
 
-    def _listed(self, observation: str, info: Info) -> str:
+    def _shown(self, observation: str, info: Info) -> str:
         actions = info.get("admissible_actions")
         if actions is None:
             raise ConfigError("ChoiceProtocol needs an environment that reports info['admissible_actions']")

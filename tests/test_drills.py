@@ -1,0 +1,89 @@
+"""Drills: errands with commands that follow from them, and little of what is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from datamodules import ErrandDrills
+from datamodules.environments.household import Household
+from zoo.errors import ConfigError
+from zoo.policy.words import word_tokenizer
+from zoo.rollout.context import AppendOnly
+from zoo.rollout.protocol import WordProtocol
+
+
+def drills(**changes: Any) -> tuple[ErrandDrills, list[tuple[str, str, str]]]:
+    """A datamodule, and what its turns show, think and do."""
+    settings: dict[str, Any] = {
+        "environment": "zoo/Household-v0",
+        "environment_args": {"unseen": "spare"},
+        "protocol": WordProtocol(12, thoughts="free"),
+        "tasks_per_iteration": 12,
+        "max_turns": 20,
+        "seed": 0,
+    }
+    data = ErrandDrills(**{**settings, **changes})
+    tokenizer = word_tokenizer(data.vocabulary)
+    turns = []
+    for row in data.demonstrations(0, tokenizer):
+        assert tokenizer.unk_token_id not in row["ids"]
+        shown, said = tokenizer.decode(row["ids"][~row["mask"]]), tokenizer.decode(row["ids"][row["mask"]])
+        thought, action = said.removesuffix(" <end>").split(" do ")
+        turns.append((shown, thought, action))
+    return data, turns
+
+
+def test_commands_follow_from_errands() -> None:
+    _, turns = drills(slips=0.3)
+    assert len(turns) > 100
+    for shown, thought, action in turns:
+        verb, thing, place = thought.split()
+        state = shown.split(" better ")[0]
+        at, opened = state.split(" at ")[-1].split()[:2]
+        if state.endswith("nothing happens ."):
+            continue
+        if at != place:
+            assert action == f"go {place}"
+        elif opened == "closed":
+            assert action == f"open {place}"
+        else:
+            assert action == {"find": "look", "use": f"use {place}"}.get(verb, f"{verb} {thing} {place}")
+
+
+def test_comparisons_are_between_what_is_possible_and_what_is_not() -> None:
+    asked = [turn for turn in drills(comparisons=1.0)[1] if " better " in turn[0]]
+    places = [0, 0]
+    for shown, _, action in asked:
+        first, second = shown.split(" better ")[1].removesuffix(" ?").split(" or ")
+        assert action in (first, second) != (first, first)
+        places[action == second] += 1
+    assert min(places) > 0.35 * len(asked) > 35
+    assert not any(" better " in shown for shown, *_ in drills(comparisons=0.0)[1])
+
+
+def test_skill_is_how_often_the_errand_is_the_experts() -> None:
+    """Without slips and comparisons every turn is shown, so that the episodes can be followed."""
+    for skill, least, most in ((1.0, 1.0, 1.0), (0.0, 0.05, 0.45)):
+        data, turns = drills(skill=skill, slips=0.0, comparisons=0.0)
+        env, right, index = Household(unseen="spare"), [], 0
+        for job in data.iteration_jobs(0):
+            env.reset(seed=job.task.seed, options={"split": "train"})
+            for _ in range(20):
+                right.append(turns[index][2] == env._expert())
+                ended = env.step(turns[index][2])[2]
+                index += 1
+                if ended:
+                    break
+        assert index == len(turns)
+        assert least <= sum(right) / len(right) <= most
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"skill": 1.5}, "data.skill is a share"), ({"context": AppendOnly(99)}, "must be a LatestTurns")],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        drills(**settings)
