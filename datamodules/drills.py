@@ -21,6 +21,8 @@ from zoo.rollout.trajectory import Job, Row
 class ErrandDrills(RolloutDataModule):
     """Plays a world by errands that are mostly drawn at random, and hands the turns out as rows: the errand, then its command.
 
+    What the world answered last is to be predicted as well, so that a policy learns what commands do.
+
     The world must have ``errand()``, ``errands()`` and ``command(errand)``, as ``zoo/Household-v0``.
 
     Args:
@@ -52,10 +54,11 @@ class ErrandDrills(RolloutDataModule):
         rows: list[Row] = []
         for job in self.iteration_jobs(iteration):
             rng = random.Random(f"{self.seed} {iteration} {job.group}")
-            for shown, thought, action in self._turns(job, rng):
+            for shown, answered, thought, action in self._turns(job, rng):
                 prompt = self.protocol.prompt(tokenizer, shown, {})
                 reply = self.protocol.action(tokenizer, action, {}, thought)
-                mask = torch.tensor([False] * len(prompt) + [True] * len(reply))
+                new = len(self.protocol.observation(tokenizer, answered, {})) if answered else 0
+                mask = torch.tensor([False] * (len(prompt) - new) + [True] * (new + len(reply)))
                 row = Row(
                     ids=torch.tensor(prompt + reply),
                     mask=mask,
@@ -66,13 +69,13 @@ class ErrandDrills(RolloutDataModule):
                 rows.append(row)
         return rows
 
-    def _turns(self, job: Job, rng: random.Random) -> list[tuple[str, str, str]]:
-        """What an episode's turns show, and the thought and action that are to follow."""
+    def _turns(self, job: Job, rng: random.Random) -> list[tuple[str, str, str, str]]:
+        """What an episode's turns show, what of it the world answered last, and the thought and action that are to follow."""
         env: Any = self.environments(1)[0]
         first, info = env.reset(seed=job.task.seed, options={"split": job.task.split, **job.task.options})
         kept: int = self.context.turns  # type: ignore[attr-defined]
         acted: list[tuple[str, str]] = []
-        taught: list[tuple[str, str, str]] = []
+        taught: list[tuple[str, str, str, str]] = []
         for _ in range(self.max_turns):
             shown = state(first, acted[-kept:], self.protocol)
             errand = env.errand() if rng.random() < self.skill else rng.choice(env.errands() or [env.errand()])
@@ -81,11 +84,11 @@ class ErrandDrills(RolloutDataModule):
             if rng.random() < self.comparisons and slip not in info["admissible_actions"]:
                 first_shown, second_shown = rng.sample([action, slip], 2)
                 question = self.protocol.phrases.judge.format(first=first_shown, second=second_shown)
-                taught.append((f"{shown}\n{question}", thought, action))
+                taught.append((f"{shown}\n{question}", "", thought, action))
             elif rng.random() < self.slips:
                 action = slip
             else:
-                taught.append((shown, thought, action))
+                taught.append((shown, acted[-1][1] if acted else "", thought, action))
             observation, _, ended, _, info = env.step(action)
             acted.append((action, observation))
             if ended:

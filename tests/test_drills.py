@@ -29,9 +29,17 @@ def drills(**changes: Any) -> tuple[ErrandDrills, list[tuple[str, str, str]]]:
     turns = []
     for row in data.demonstrations(0, tokenizer):
         assert tokenizer.unk_token_id not in row["ids"]
-        shown, said = tokenizer.decode(row["ids"][~row["mask"]]), tokenizer.decode(row["ids"][row["mask"]])
-        thought, action = said.removesuffix(" <end>").split(" do ")
-        turns.append((shown, thought, action))
+        text = tokenizer.decode(row["ids"]).removesuffix(" <end>")
+        shown, action = text.split(" do ")
+        *_, verb, thing, place = shown.split()
+        turns.append((shown.removesuffix(f" {verb} {thing} {place}"), f"{verb} {thing} {place}", action))
+        learnt = tokenizer.decode(row["ids"][row["mask"]])
+        said = f"{verb} {thing} {place} do {action} <end>"
+        # Besides what is said, the world's latest answer, where there is one and no question behind it.
+        answered = learnt.removesuffix(said).strip()
+        assert not answered or turns[-1][0].endswith(answered)
+        assert not answered or answered == "nothing happens ." or answered.startswith("at ")
+        assert (" better " in turns[-1][0]) <= (answered == "")
     return data, turns
 
 
