@@ -33,6 +33,28 @@ def test_the_first_ratio_is_one_and_the_next_is_not(temperature: float, ratio: A
     assert later[-1]["train/clipped"] > 0
 
 
+def test_bf16_is_the_trainers_option_and_holds_for_sampler_and_reference_alike() -> None:
+    module, data = agent(kl_coef=0.1), small_data(group_size=8)
+    fit = trainer(max_epochs=1, precision="bf16-mixed")
+    fit.fit(module, datamodule=data)
+    assert {parameter.dtype for parameter in module.policy.parameters()} == {torch.float32}
+    assert module.reference is not None
+    module.policy.load_state_dict(module.reference.state_dict())
+    played = module.play(data.iteration_jobs(0), 1.0, torch.Generator().manual_seed(0))
+    offs: list[list[float]] = [[], [], []]
+    for segment in (segment for trajectory in played for segment in trajectory.segments):
+        batch = {"ids": torch.tensor([segment.ids]), "mask": torch.tensor([segment.mask])}
+        sampled, wanted = torch.tensor([segment.logprobs]), batch["mask"]
+        with torch.no_grad():
+            full = module.policy.logprobs(batch["ids"], 1.0, wanted)
+            with fit.precision_plugin.forward_context():
+                half = module.policy.logprobs(batch["ids"], 1.0, wanted)
+        for off, scored in zip(offs, (half, module.reference_logprobs(batch), full), strict=True):
+            off += (scored - sampled)[wanted].abs().tolist()
+    means = [sum(off) / len(off) for off in offs]
+    assert max(means[:2]) < means[2] / 3  # bf16 against bf16 differs by the order of sums only
+
+
 def test_a_fit_changes_the_policy_keeps_the_reference_and_logs(tmp_path: Path) -> None:
     module, data = agent(kl_coef=0.01, learning_rate=1e-3), small_data(minibatches=3, group_size=8)
     fit = trainer(default_root_dir=tmp_path, logger=CSVLogger(tmp_path), limit_val_batches=1, log_every_n_steps=1)

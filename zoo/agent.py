@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -254,15 +254,20 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
         self.policy.eval()
         try:
             world = world or self.trainer.datamodule  # type: ignore[attr-defined]
-            return play(self.policy, world, jobs, temperature=temperature, generator=generator, notes=self.notes)
+            with self._precision():
+                return play(self.policy, world, jobs, temperature=temperature, generator=generator, notes=self.notes)
         finally:
             self.policy.train(training)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """The precision that the trainer runs steps in, for what is compared with their log-probabilities."""
+        return nullcontext() if self._trainer is None else self.trainer.precision_plugin.forward_context()  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def reference_logprobs(self, batch: dict[str, Tensor]) -> Tensor:
         """Log-probabilities under the policy training started from, ``[rows, length]``."""
         policy = self.policy if self.reference is None else self.reference
-        with self.policy.without_adapter():
+        with self.policy.without_adapter(), self._precision():
             return policy.logprobs(batch["ids"], self.hparams.temperature, batch["mask"])
 
     def training_step(self, minibatch: list[dict[str, Tensor]], batch_idx: int) -> None:

@@ -159,7 +159,7 @@ class Engine:
         """Feed ``ids`` [rows, width] where ``real``; rows with no real token in it keep their logits."""
         positions = (self.lengths[:, None] + real.cumsum(1) - 1).clamp(min=0)
         self.attention = torch.cat([self.attention, real], 1)
-        if self.direct:
+        if self.direct and not torch.is_autocast_enabled(self.device.type):
             assert self.cache is not None
             logits = feed(self.policy.model, ids, positions, real, self.attention, self.cache)
         else:
