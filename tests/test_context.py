@@ -41,7 +41,9 @@ MANAGERS: dict[str, Callable[[], ContextManager]] = {
     "recent": lambda: StaticSelection("recent", **SELECTIVE),
     "random": lambda: StaticSelection("random", **SELECTIVE),
 }
-WORDS = dict.fromkeys([*WordProtocol().words, *PageHunt.vocabulary, *MANAGERS["selective"]().words(WordProtocol())])
+WORDS = dict.fromkeys(
+    [*WordProtocol().words, *PageHunt.vocabulary, *MANAGERS["selective"]().words(WordProtocol()), "do"]
+)
 
 
 def stage(context: ContextManager, max_turns: int = 30, protocol: Any = None, **world: Any) -> Stage:
@@ -420,10 +422,11 @@ def test_latest_turns_ask_every_turn_anew() -> None:
         segment.prompt_length for segment in trajectory.segments
     ]
     first = shown[0].removesuffix(" p0 ")
+    assert "do" in LatestTurns().words(WordProtocol())
     pages = [turn.observation for turn in trajectory.turns[1:]]
-    assert shown[1] == f"{first} p0 {pages[0]} p1 "
-    assert shown[2] == f"{first} p0 {pages[0]} p1 {pages[1]} p2 "
-    assert shown[3] == f"{first} p1 {pages[1]} p2 {pages[2]} p3 "
+    assert shown[1] == f"{first} do p0 {pages[0]} p1 "
+    assert shown[2] == f"{first} do p0 {pages[0]} do p1 {pages[1]} p2 "
+    assert shown[3] == f"{first} do p1 {pages[1]} do p2 {pages[2]} p3 "
     assert steady(LatestTurns(len(trajectory.segments[1].ids), turns=2), max_turns=9).finish == "context_full"
     with pytest.raises(ConfigError, match=r"context.turns must be at least 1"):
         LatestTurns(turns=0)

@@ -30,7 +30,7 @@ def drills(**changes: Any) -> tuple[ErrandDrills, list[tuple[str, str, str]]]:
     for row in data.demonstrations(0, tokenizer):
         assert tokenizer.unk_token_id not in row["ids"]
         text = tokenizer.decode(row["ids"]).removesuffix(" <end>")
-        shown, action = text.split(" do ")
+        shown, _, action = text.rpartition(" do ")
         *_, verb, thing, place = shown.split()
         turns.append((shown.removesuffix(f" {verb} {thing} {place}"), f"{verb} {thing} {place}", action))
         learnt = tokenizer.decode(row["ids"][row["mask"]])

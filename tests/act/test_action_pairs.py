@@ -143,7 +143,7 @@ def test_demonstrations_of_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"first": "task put mug .", "steps": [step, last]}) + "\n")
     found = states(demonstrations=str(path)).decisions["train"]
     assert [one.expert for one in found] == ["go fridge1", "open fridge1"]
-    assert found[1].state == "task put mug .\nGo fridge1 at fridge1 closed ."
+    assert found[1].state == "task put mug .\ndo Go fridge1 at fridge1 closed ."
     path.write_text(json.dumps({"first": "task put mug .", "steps": [{"action": "look"}]}) + "\n")
     with pytest.raises(ConfigError, match=r"expert.jsonl:1: no 'observation'"):
         _ = states(demonstrations=str(path)).decisions

@@ -244,3 +244,6 @@ class LatestTurns(ContextManager):
 
     def open(self, opening: Opening) -> View:
         return _LatestView(self, opening)
+
+    def words(self, protocol: Protocol) -> tuple[str, ...]:
+        return tuple(word for word in protocol.phrases.acted.split() if "{" not in word)

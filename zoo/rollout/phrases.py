@@ -95,7 +95,7 @@ WORDS = Phrases(
     summaries="summaries",
     summarise="summarise",
     summary="summary {summary}",
-    acted="{action} {observation}",
+    acted="do {action} {observation}",  # as in a reply, so that a thought is not taken for an action
     judge="better {first} or {second} ?",
     headwords=True,
 )
