@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections import UserList
 from collections.abc import Sequence
@@ -83,8 +84,10 @@ class RolloutDataModule(pl.LightningDataModule):
         if module := environment.rpartition(":")[0]:
             importlib.import_module(module)
         if environment.rpartition(":")[2] not in gymnasium.registry:
-            known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("zoo/")))
-            raise ValueError(f"data.environment: no gymnasium environment {environment!r}; the zoo has {known}")
+            known = sorted(name for name in gymnasium.registry if name.startswith("zoo/"))
+            near = difflib.get_close_matches(environment, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the zoo has {', '.join(known)}"
+            raise ValueError(f"data.environment: no gymnasium environment {environment!r}: {hint}")
         self.environment, self.environment_args = environment, environment_args or {}
         self.protocol, self.context = protocol or WordProtocol(), context or AppendOnly()
         self.max_turns, self.concurrent_episodes = max_turns, concurrent_episodes

@@ -79,7 +79,7 @@ def test_quick_answers_need_no_torch_and_less_than_a_second(command: list[str]) 
         ("--model.lora={'rank': 3}", "model.lora: "),
         ("--data.group_size=0", "data.group_size must be at least 1"),
         ("--data.group_size=1", "data.group_size=1: advantages compare episodes"),
-        ("--data.environment=zoo/ClueLok-v0", "the zoo has zoo/ClueLock-v0"),
+        ("--data.environment=zoo/ClueLok-v0", "did you mean zoo/ClueLock-v0?"),
         ("--data.environment_args={'action': 3}", "data.environment_args: "),
         ("--data.environment_args={'actions': 1}", "data.environment_args: ClueLock: actions must be 2 to 64"),
         ("--data.protocol.max_new_tokens=0", "zoo: protocol.max_new_tokens must be at least 1"),

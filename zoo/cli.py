@@ -1,19 +1,17 @@
 """The ``zoo`` command. What needs no torch is answered at once; the rest is handed to LightningCLI."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 
-from zoo import cards, listing, viewer
+from zoo import cards, listing, stages, viewer
 from zoo.errors import ConfigError
 
-_QUICK = {"list": "[PATTERN]", "show": "NAME", "view": "FILE [-o OUT]"}
+_QUICK = {"list": "[PATTERN]", "show": "NAME", "view": "FILE [-o OUT]", "run": "FOLDER [--key value ...]"}
 _COMMANDS = ("fit", "validate", "test", "predict", *_QUICK)
 _HELP = """usage: zoo COMMAND ...
-
   zoo fit  --config X.yaml [--key value ...]   train
   zoo test --config X.yaml --model.weights W   evaluate on held-out tasks (validate, predict likewise)
+  zoo run  FOLDER [--key value ...]            a chain of such commands, resumable
   zoo list [PATTERN]                           checkpoints of the zoo
   zoo show NAME                                one checkpoint's card
   zoo view FILE [-o OUT]                       evaluated episodes (trajectories.jsonl) as a page for the browser
@@ -51,6 +49,8 @@ def _answer(command: str, args: list[str]) -> str:
             return listing.format_card(cards.read_card(name))
         case ("view", file) | ("view", file, "-o", _) if file[:1] != "-":
             return str(viewer.view(file, *args[2:]))
+        case "run", folder, *options:
+            return stages.run_stages(folder, options)
     raise ConfigError(f"usage: zoo {command} {_QUICK[command]}")
 
 
