@@ -240,7 +240,7 @@ def test_sizes_below_one_are_refused(name: str, value: int) -> None:
 
 
 def test_an_unknown_world_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"no gymnasium environment 'zoo/Nowhere-v0'; the zoo has .*zoo/ClueLock-v0"):
+    with pytest.raises(ValueError, match=r"no gymnasium environment 'zoo/Nowhere-v0': .*zoo/"):
         small_data(environment="zoo/Nowhere-v0")
 
 
