@@ -132,7 +132,7 @@ def test_unknown_class_names_the_fix(weights: Path) -> None:
     checkpoint(weights, "user.x", "ACTGuidePolice")
     with pytest.raises(UnknownClassError, match=r"no class ACTGuidePolice .*did you mean ACTGuidePolicy\?.*import its"):
         create_model("user.x")
-    with pytest.raises(UnknownClassError, match=r"known: ACTGuidePolicy, .*ImitationPolicy"):
+    with pytest.raises(UnknownClassError, match=r"known: ACTCritic, ACTGuidePolicy, .*ImitationPolicy"):
         model_class("Zzz")
 
 
