@@ -70,7 +70,7 @@ def takes_prefixes(model: PreTrainedModel) -> bool:
     Calls without one are answered by the ordinary SDPA attention.
     """
     layers = set(getattr(model.config, "layer_types", None) or _LAYERS)
-    if model.config._attn_implementation != "sdpa" or not model._supports_attention_backend or model._is_stateful:
+    if model.config._attn_implementation != "sdpa" or not model._supports_attention_backend:
         return model.config._attn_implementation == NAME
     if layers <= _LAYERS:
         model.config._attn_implementation = NAME
