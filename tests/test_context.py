@@ -35,6 +35,7 @@ MANAGERS: dict[str, Callable[[], ContextManager]] = {
     "append": lambda: AppendOnly(76),
     "window": lambda: SlidingWindow(76),
     "latest": lambda: LatestTurns(120, turns=2),
+    "all latest": lambda: LatestTurns(120, turns=30),
     "summary": lambda: RollingSummary(summary_tokens=15, **BOUNDARY),
     "overwrite": lambda: OverwriteMemory(summary_tokens=15, **BOUNDARY),
     "selective": lambda: SelectiveMemory(**SELECTIVE),
@@ -147,7 +148,7 @@ def test_trainer_sees_what_the_sampler_saw(policy: CausalPolicy, name: str) -> N
         assert torch.allclose(scored[mask], torch.tensor(segment.logprobs)[mask], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["summary", "selective", "window"])
+@pytest.mark.parametrize("name", ["summary", "selective", "window", "all latest"])
 def test_sampling_across_boundaries_is_what_the_trainer_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, with replies that do not end the episode: rows leave, restart and wait for each other in one batch."""
     torch.manual_seed(1)

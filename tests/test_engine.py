@@ -115,6 +115,33 @@ def test_rows_that_left_are_not_computed_and_new_ones_can_join() -> None:
 
 
 @torch.no_grad()
+def test_rows_forget_what_is_no_longer_in_view() -> None:
+    policy = tiny()
+    engine = Engine(policy, 0.0)
+    prompts = [[3, 4, 5, 6, 7, 8], [9, 10], [11, 12, 13]]
+    engine.admit(prompts)
+    said = engine.generate([4, 2, 3], [])
+    engine.keep([0, 1, 2])
+    engine.forget([2, None, 1])
+    engine.feed([[14, 15], [*said[1].ids[-1:], 16], [17, 18, 19, 20]])
+    replies = engine.generate([5, 5, 5], [])
+    for view, reply in zip(([3, 4, 14, 15], [9, 10, *said[1].ids, 16], [11, 17, 18, 19, 20]), replies, strict=True):
+        fresh = Engine(policy, 0.0)
+        fresh.admit([view])
+        expected = fresh.generate([5], [])[0]
+        assert reply.ids == expected.ids
+        assert reply.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+def test_windows_of_attention_cannot_forget() -> None:
+    shape = {key: value for key, value in ARCHITECTURE.items() if key != "model_type"}
+    config = AutoConfig.for_model("gemma2", **shape, head_dim=16, vocab_size=23)
+    policy = CausalPolicy(AutoModelForCausalLM.from_config(config), tiny().tokenizer)
+    assert not Engine(policy, 0.0).forgets
+    assert Engine(tiny(), 0.0).forgets
+
+
+@torch.no_grad()
 def test_stop_sequences_and_caps() -> None:
     policy = tiny()
     engine = Engine(policy, 0.0)

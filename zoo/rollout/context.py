@@ -20,11 +20,15 @@ from zoo.rollout.trajectory import Boundary, Segment
 
 
 class Step(NamedTuple):
-    """What follows a reply: ids to be fed behind it, a new segment to be started with them, or the episode's end."""
+    """What follows a reply: ids to be fed behind it, a new segment to be started with them, or the episode's end.
+
+    Where ``kept`` is a number, ``ids`` is all that is in view from now on, and begins with as many tokens that were in view.
+    """
 
     ids: list[int] = []
     starts: bool = False
     finish: str = ""
+    kept: int | None = None
 
 
 @dataclass
@@ -221,8 +225,13 @@ class _LatestView(View):
         segment = self.opening.segment("", shown, info)
         if len(segment.ids) + manager.reply_room(self.opening.protocol) > manager.max_tokens:
             return Step(finish="context_full")
+        # At least the last tokens are fed: those of before may not be in the cache, those of after must be heard.
+        pairs = list(zip(self.segment.ids[:-1], segment.ids[:-1], strict=False))
+        alike = next((place for place, (old, new) in enumerate(pairs) if old != new), len(pairs))
         self.segments.append(segment)
-        return Step(list(segment.ids), starts=True)
+        ids = list(segment.ids)
+        # Rows that are fed together cost what the longest of them costs.
+        return Step(ids, kept=alike) if 2 * alike >= len(ids) else Step(ids, starts=True)
 
 
 class LatestTurns(ContextManager):

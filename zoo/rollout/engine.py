@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from zoo.policy.causal import CausalPolicy
 from zoo.policy.decoding import feed, feeds
-from zoo.rollout.cache import roomy_cache, stacked
+from zoo.rollout.cache import RoomyLayer, roomy_cache, stacked
 
 
 @dataclass
@@ -43,6 +43,8 @@ class Engine:
             raise ValueError("sampling at a temperature above 0 needs a torch.Generator of its own")
         self.policy, self.temperature, self.generator = policy, temperature, generator
         self.device, self.direct = policy.device, feeds(policy.model)
+        # Whether rows can forget: windows of attention and recurrent states hold no past to go back to.
+        self.forgets = all(isinstance(layer, RoomyLayer) for layer in roomy_cache(policy.model.config).layers)
         self.cache: DynamicCache | None = None
         self.attention = torch.zeros(0, 0, dtype=torch.bool, device=self.device)  # [rows, cells] false on holes
         self.lengths = torch.zeros(0, dtype=torch.long, device=self.device)  # [rows] real tokens in the cache
@@ -122,6 +124,16 @@ class Engine:
         if self.cache is not None:
             self.cache.batch_select_indices(index)
             self._compact()
+
+    def forget(self, kept: Sequence[int | None]) -> None:
+        """Keep the first ``kept`` tokens of every row (``None``: all); a row that loses some must be fed before it speaks."""
+        if all(count is None for count in kept):
+            return
+        most = self.attention.shape[1]
+        limit = torch.tensor([most if count is None else count for count in kept], device=self.device)
+        self.attention &= self.attention.cumsum(1) <= limit[:, None]
+        self.lengths = self.lengths.minimum(limit)
+        self._compact()
 
     def _compact(self) -> None:
         """Close the holes where they make up more than a third of the cache, as after the longest rows have left."""

@@ -123,8 +123,12 @@ def play(
 
     def listen(steps: list[Step | None]) -> None:
         """Bring the cache to where the next replies begin; new segments go behind the rows that stay."""
-        engine.keep([row for row, step in enumerate(steps) if step and not step.starts])
-        engine.feed([step.ids for step in steps if step and not step.starts])
+        if not engine.forgets:
+            steps[:] = [step and step._replace(starts=step.starts or step.kept is not None) for step in steps]
+        going = [(row, step) for row, step in enumerate(steps) if step and not step.starts]
+        engine.keep([row for row, _ in going])
+        engine.forget([step.kept for _, step in going])
+        engine.feed([step.ids[step.kept or 0 :] for _, step in going])
         if fresh := [step.ids for step in steps if step and step.starts]:
             engine.admit(fresh)
 
