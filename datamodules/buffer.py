@@ -49,6 +49,7 @@ class RolloutBuffer:
             seed,
         )
         self.rank, self.world_size = 0, 1
+        self.prefixes = False  # whether rows that begin alike cost little more than one: then they go together
         self.rows: list[Row] = []
         self.fills = 0
         self.position = 0
@@ -101,17 +102,26 @@ class RolloutBuffer:
         return [collate(micro, written) for micro in packed[self.rank :: self.world_size]]
 
     def _pack(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows sorted by length, cut where the next is half as long, or would burst the budget or a rank's even share."""
-        rows = sorted(rows, key=lambda row: len(row["ids"]), reverse=True)
+        """Rows sorted, cut where the next would burst the budget or a rank's even share.
+
+        Those that begin alike stand together where that saves work; otherwise long ones, and none is padded to twice its length.
+        """
+        if self.prefixes:
+            rows = sorted(rows, key=lambda row: row["ids"].tolist())
+        else:
+            rows = sorted(rows, key=lambda row: len(row["ids"]), reverse=True)
         share = math.ceil(sum(len(row["ids"]) for row in rows) / self.world_size)
         packed: list[list[Row]] = []
+        longest = 0
         for row in rows:
-            longest = len(packed[-1][0]["ids"]) if packed else math.inf
-            full = longest * (len(packed[-1]) + 1) > min(self.micro_batch_tokens, share) if packed else True
-            if not full and 2 * len(row["ids"]) > longest:
-                packed[-1].append(row)
-            else:
+            length = len(row["ids"])
+            full = not packed or max(longest, length) * (len(packed[-1]) + 1) > min(self.micro_batch_tokens, share)
+            if full or not (self.prefixes or 2 * length > longest):
                 packed.append([row])
+                longest = length
+            else:
+                packed[-1].append(row)
+                longest = max(longest, length)
         return packed
 
     def state_dict(self) -> dict[str, Any]:

@@ -139,6 +139,7 @@ def test_every_row_is_dealt_once_per_epoch_within_the_budget_and_trajectories_st
         epochs=data.draw(st.integers(1, 2)),
         micro_batch_tokens=data.draw(st.integers(12, 60)),
     )
+    buffer.prefixes = data.draw(st.booleans())
     buffer.world_size = data.draw(st.integers(1, 3))
     buffer.fill(rows)
     ranks: list[list[list[Batch]]] = []
@@ -169,6 +170,24 @@ def test_no_row_is_padded_to_more_than_twice_its_length() -> None:
     buffer.world_size = 2
     sizes = [micro["ids"].numel() for rank in range(2) for micro in _of_rank(buffer, rank)]
     assert max(sizes) <= -(-sum(range(20, 160)) // 2)  # no rank waits for one that has most of it
+
+
+def test_rows_that_begin_alike_go_together() -> None:
+    """Three prompts of 20 tokens with four replies each, of 2 to 30 tokens: no micro-batch mixes prompts."""
+    rows = []
+    for place in range(12):
+        whole = {name: value for name, value in row(22 + 9 * (place // 3) % 30, place, seed=place).items()}
+        whole["ids"][:20] = 3 + place % 3  # type: ignore[index]
+        rows.append(whole)
+    buffer = RolloutBuffer(micro_batch_tokens=4 * 52)
+    buffer.fill(rows)  # type: ignore[arg-type]
+    for prefixes in (False, True):
+        buffer.prefixes = prefixes
+        micros = buffer.minibatch(0)
+        prompts = [len(micro["ids"][:, 0].unique()) for micro in micros]
+        assert (max(prompts) == 1) == prefixes
+        assert sum(len(micro["ids"]) for micro in micros) == 12
+        assert all(micro["ids"].numel() <= 4 * 52 for micro in micros)
 
 
 def _of_rank(buffer: RolloutBuffer, rank: int) -> list[Batch]:

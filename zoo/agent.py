@@ -239,6 +239,7 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
                 group["lr"] = self.hparams.learning_rate * share[self.hparams.schedule]
 
     def on_train_start(self) -> None:
+        self.trainer.datamodule.buffer.prefixes = self.policy.takes_prefixes  # type: ignore[attr-defined]
         # From a checkpoint made right after an epoch's last batch Lightning enters the next epoch as if that one had
         # started already: no hook would be called, nothing sampled, and an iteration would be lost.
         loop = self.trainer.fit_loop

@@ -18,6 +18,27 @@ NAME = "sdpa_over_prefixes"
 _LAYERS = {"full_attention", "sliding_attention"}
 
 
+class Part(NamedTuple):
+    """Nodes that look, at nodes of their rows.
+
+    Attributes:
+        queries: ``[rows, height]`` who looks.
+        keys: ``[rows, reach]`` each row from its beginning.
+        places: ``[rows, height]`` where in its row a query stands; ``None`` if all of the row looks.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    places: Tensor | None
+
+
+class Looks(NamedTuple):
+    """A :class:`PrefixTree` as attention reads it; ``back`` ``[nodes]`` is where in all parts' flat queries a node looks."""
+
+    parts: list[Part]
+    back: Tensor
+
+
 class PrefixTree(NamedTuple):
     """Distinct prefixes of the rows of a batch, numbered.
 
@@ -60,8 +81,36 @@ class PrefixTree(NamedTuple):
             "input_ids": self.ids[None],
             "position_ids": self.depth[None],
             "attention_mask": self.nodes[None, None],
-            "owners": self.owners,
+            "looks": self.looks(),
         }
+
+    def looks(self) -> Looks:
+        """Who looks at whom: every row's fresh end at the row, rows whose ends are about as long side by side."""
+        width, device = self.nodes.shape[1], self.nodes.device
+        owner, place = self.owners // width, self.owners % width
+        first = torch.full(self.nodes.shape[:1], width, device=device).scatter_reduce(0, owner, place, "amin")
+        fresh = torch.zeros_like(first).index_add(0, owner, torch.ones_like(owner))
+        # Where most of a row is fresh, all of it looks: whole rows need no mask.
+        whole = 2 * fresh >= first + fresh
+        first, fresh = first.where(~whole, 0), fresh.where(~whole, first + fresh)
+        sizes = list(zip(whole.tolist(), fresh.tolist(), strict=True))
+        blocks: list[list[int]] = []
+        for row in sorted((row for row, (_, size) in enumerate(sizes) if size), key=sizes.__getitem__, reverse=True):
+            longest = sizes[blocks[-1][0]] if blocks else (True, 0)
+            if blocks and longest[0] == sizes[row][0] and 2 * sizes[row][1] > longest[1]:
+                blocks[-1].append(row)
+            else:
+                blocks.append([row])
+        base, done, parts = torch.zeros_like(first), 0, []
+        for block in blocks:
+            rows = torch.tensor(block, device=device)
+            height, reach = sizes[block[0]][1], int((first + fresh)[rows].max())
+            places = (first[rows][:, None] + torch.arange(height, device=device)).clamp(max=reach - 1)
+            keys = self.nodes[rows, :reach]
+            parts.append(Part(keys.gather(1, places), keys, None if sizes[block[0]][0] else places))
+            base[rows] = done + height * torch.arange(len(block), device=device)
+            done += height * len(block)
+        return Looks(parts, base[owner] + place - first[owner])
 
 
 def takes_prefixes(model: PreTrainedModel) -> bool:
@@ -80,23 +129,26 @@ def takes_prefixes(model: PreTrainedModel) -> bool:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """SDPA; with ``owners``, over the rows of a prefix tree: states ``[1, heads, nodes, size]`` in, the same nodes out."""
-    owners: Tensor | None = kwargs.pop("owners", None)
-    if owners is None:
+    """SDPA; with ``looks``, over the rows of a prefix tree: states ``[1, heads, nodes, size]`` in, the same nodes out."""
+    looks: Looks | None = kwargs.pop("looks", None)
+    if looks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    assert attention_mask is not None
-    nodes, mask = attention_mask[0, 0], None
-    if (window := kwargs.get("sliding_window")) and window < nodes.shape[1]:
-        places = torch.arange(nodes.shape[1], device=nodes.device)
-        distance = places[:, None] - places
-        mask = ((distance >= 0) & (distance < window))[None, None]
+    window, attended = kwargs.get("sliding_window"), []
 
-    def rows(states: Tensor) -> Tensor:
+    def rows(states: Tensor, nodes: Tensor) -> Tensor:
         return states[0].transpose(0, 1).index_select(0, nodes.flatten()).unflatten(0, nodes.shape).transpose(1, 2)
 
-    causal = {**kwargs, "is_causal": mask is None}
-    attended, _ = sdpa_attention_forward(module, rows(query), rows(key), rows(value), mask, **causal)
-    return attended.flatten(0, 1).index_select(0, owners)[None], None
+    for queries, keys, places in looks.parts:
+        mask, reach = None, torch.arange(keys.shape[1], device=keys.device)
+        if places is not None or (window and window < keys.shape[1]):
+            distance = (reach if places is None else places)[..., None] - reach
+            mask = ((distance >= 0) & (distance < (window or len(reach)))).view(-1, 1, queries.shape[1], len(reach))
+        causal = {**kwargs, "is_causal": mask is None}
+        seen, _ = sdpa_attention_forward(
+            module, rows(query, queries), rows(key, keys), rows(value, keys), mask, **causal
+        )
+        attended.append(seen.flatten(0, 1))
+    return torch.cat(attended).index_select(0, looks.back)[None], None
 
 
 AttentionInterface.register(NAME, _attend)
