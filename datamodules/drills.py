@@ -7,7 +7,7 @@ that are tied to the action behind them and true only now and then, and the form
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -18,30 +18,50 @@ from zoo.rollout.context import LatestTurns, state
 from zoo.rollout.trajectory import Job, Row
 
 
+class Drill(NamedTuple):
+    """One turn to be learnt from."""
+
+    shown: str
+    acted: str  # the latest command shown, if it was meant
+    answered: str  # what the world answered to it
+    thought: str
+    action: str
+
+
 class ErrandDrills(RolloutDataModule):
     """Plays a world by errands that are mostly drawn at random, and hands the turns out as rows: the errand, then its command.
 
-    What the world answered last is to be predicted as well, so that a policy learns what commands do.
+    The latest command and what the world answered are to be predicted as well, so that a policy learns what commands do, and
+    to act without a thought. The rows of an episode begin alike, so with all turns in view they cost little more than one.
 
     The world must have ``errand()``, ``errands()`` and ``command(errand)``, as ``zoo/Household-v0``.
 
     Args:
-        skill: how often an errand is the expert's; otherwise any that could be meant.
+        skill: how often a new errand is the expert's; otherwise any that could be meant.
+        persistence: how often the errand of the turn before is gone on with, while it still leads somewhere.
         slips: share of turns at which some command is carried out that is mostly impossible, and taught to nobody.
         comparisons: share of turns that ask instead which of two commands is better, where one is impossible: a criterion that
             has nothing to do with the task.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration plays ``tasks_per_iteration`` episodes.
     """
 
-    def __init__(self, skill: float = 0.4, slips: float = 0.15, comparisons: float = 0.3, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        skill: float = 0.2,
+        persistence: float = 0.8,
+        slips: float = 0.15,
+        comparisons: float = 0.3,
+        **kwargs: Any,
+    ) -> None:
         kwargs["context"] = kwargs.get("context") or LatestTurns()
         super().__init__(**kwargs)
-        for name, value in {"skill": skill, "slips": slips, "comparisons": comparisons}.items():
+        shares = {"skill": skill, "persistence": persistence, "slips": slips, "comparisons": comparisons}
+        for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ConfigError(f"data.{name} is a share between 0 and 1, not {value}")
         if not isinstance(self.context, LatestTurns):
             raise ConfigError("data.context must be a LatestTurns: every turn is a row of its own")
-        self.skill, self.slips, self.comparisons = skill, slips, comparisons
+        self.skill, self.persistence, self.slips, self.comparisons = skill, persistence, slips, comparisons
         self.group_size = 1
 
     @property
@@ -52,48 +72,59 @@ class ErrandDrills(RolloutDataModule):
     def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
         """The rows of one iteration, one for each turn."""
         rows: list[Row] = []
-        for job in self.iteration_jobs(iteration):
-            rng = random.Random(f"{self.seed} {iteration} {job.group}")
-            for shown, answered, thought, action in self._turns(job, rng):
-                prompt = self.protocol.prompt(tokenizer, shown, {})
-                reply = self.protocol.action(tokenizer, action, {}, thought)
-                new = len(self.protocol.observation(tokenizer, answered, {})) if answered else 0
-                mask = torch.tensor([False] * (len(prompt) - new) + [True] * (new + len(reply)))
+        for episode, job in enumerate(self.iteration_jobs(iteration)):
+            for drill in self._turns(job, random.Random(f"{self.seed} {iteration} {job.group}")):
+                prompt = self.protocol.prompt(tokenizer, drill.shown, {})
+                reply = self.protocol.action(tokenizer, drill.action, {}, drill.thought)
+                seen = f"{drill.acted} {drill.answered}".strip()
+                learnt = len(reply) + (len(self.protocol.observation(tokenizer, seen, {})) if seen else 0)
+                ids = torch.tensor(prompt + reply)
+                mask = torch.arange(len(ids)) >= len(ids) - learnt
                 row = Row(
-                    ids=torch.tensor(prompt + reply),
+                    ids=ids,
                     mask=mask,
-                    old_logprobs=torch.zeros(len(mask)),
+                    old_logprobs=torch.zeros(len(ids)),
                     advantages=mask.float(),
-                    trajectory=torch.tensor(len(rows)),
+                    trajectory=torch.tensor(episode),
                 )
                 rows.append(row)
         return rows
 
-    def _turns(self, job: Job, rng: random.Random) -> list[tuple[str, str, str, str]]:
-        """What an episode's turns show, what of it the world answered last, and the thought and action that are to follow."""
+    def _turns(self, job: Job, rng: random.Random) -> list[Drill]:
+        """What an episode teaches."""
         env: Any = self.environments(1)[0]
         first, info = env.reset(seed=job.task.seed, options={"split": job.task.split, **job.task.options})
         kept: int = self.context.turns  # type: ignore[attr-defined]
         acted: list[tuple[str, str]] = []
-        taught: list[tuple[str, str, str, str]] = []
+        taught: list[Drill] = []
+        latest, errand = ("", ""), None
         for _ in range(self.max_turns):
             shown = state(first, acted[-kept:], self.protocol)
-            errand = env.errand() if rng.random() < self.skill else rng.choice(env.errands() or [env.errand()])
+            possible = info["admissible_actions"]
+            errand = self._errand(env, errand if errand and env.command(errand) in possible else None, rng)
             action, thought = env.command(errand), f"{errand[0]} {errand[1]} {env.places[errand[2]]}"
-            slip = _any_command(env, rng)
-            if rng.random() < self.comparisons and slip not in info["admissible_actions"]:
+            slip, meant = _any_command(env, rng), True
+            if rng.random() < self.comparisons and action in possible and slip not in possible:
                 first_shown, second_shown = rng.sample([action, slip], 2)
                 question = self.protocol.phrases.judge.format(first=first_shown, second=second_shown)
-                taught.append((f"{shown}\n{question}", "", thought, action))
+                taught.append(Drill(f"{shown}\n{question}", "", "", thought, action))
             elif rng.random() < self.slips:
-                action = slip
+                action, meant = slip, False
             else:
-                taught.append((shown, acted[-1][1] if acted else "", thought, action))
+                taught.append(Drill(shown, *latest, thought, action))
             observation, _, ended, _, info = env.step(action)
+            latest = (action if meant else "", observation)
             acted.append((action, observation))
             if ended:
                 break
         return taught
+
+    def _errand(self, env: Any, before: Any, rng: random.Random) -> Any:
+        """What is meant to be done now."""
+        sensible = env.errands() or [env.errand()]
+        if before in sensible and rng.random() < self.persistence:
+            return before
+        return env.errand() if rng.random() < self.skill else rng.choice(sensible)
 
 
 def _any_command(env: Any, rng: random.Random) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from datamodules import ErrandDrills
 from datamodules.environments.household import Household
 from zoo.errors import ConfigError
 from zoo.policy.words import word_tokenizer
-from zoo.rollout.context import AppendOnly
+from zoo.rollout.context import AppendOnly, LatestTurns
 from zoo.rollout.protocol import WordProtocol
 
 
@@ -21,12 +22,13 @@ def drills(**changes: Any) -> tuple[ErrandDrills, list[tuple[str, str, str]]]:
         "environment_args": {"unseen": "spare"},
         "protocol": WordProtocol(12, thoughts="free"),
         "tasks_per_iteration": 12,
+        "context": LatestTurns(512, turns=20),
         "max_turns": 20,
         "seed": 0,
     }
     data = ErrandDrills(**{**settings, **changes})
     tokenizer = word_tokenizer(data.vocabulary)
-    turns = []
+    turns: list[tuple[str, str, str]] = []
     for row in data.demonstrations(0, tokenizer):
         assert tokenizer.unk_token_id not in row["ids"]
         text = tokenizer.decode(row["ids"]).removesuffix(" <end>")
@@ -34,12 +36,14 @@ def drills(**changes: Any) -> tuple[ErrandDrills, list[tuple[str, str, str]]]:
         *_, verb, thing, place = shown.split()
         turns.append((shown.removesuffix(f" {verb} {thing} {place}"), f"{verb} {thing} {place}", action))
         learnt = tokenizer.decode(row["ids"][row["mask"]])
-        said = f"{verb} {thing} {place} do {action} <end>"
-        # Besides what is said, the world's latest answer, where there is one and no question behind it.
-        answered = learnt.removesuffix(said).strip()
-        assert not answered or turns[-1][0].endswith(answered)
-        assert not answered or answered == "nothing happens ." or answered.startswith("at ")
-        assert (" better " in turns[-1][0]) <= (answered == "")
+        before, said, rest = learnt.rpartition(f"{verb} {thing} {place} do {action} <end>")
+        assert said and not rest
+        # Besides what is said: the world's latest answer, where there is one and no question behind it, and the command
+        # before it, if it was meant, that is, said in the row before.
+        assert f"{turns[-1][0]} ".endswith(before)
+        assert (" better " in turns[-1][0]) <= (before == "")
+        command = re.split(r"at [a-z]+\d |nothing happens ", f" {before}", maxsplit=1)[0].strip()
+        assert not command or (command == turns[-2][2] and turns[-1][0].endswith(f"do {before}".strip()))
     return data, turns
 
 
