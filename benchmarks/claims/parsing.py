@@ -122,7 +122,8 @@ def load(name: str, root: Path) -> Claims:
     except YAMLError as error:
         raise SpecError(f"{source}: {' '.join(str(error).split())}") from error
     keys = _Keys(content, str(source))
-    arms = {arm: _arm(arm, item, root) for arm, item in keys.section("arms").items()}
+    stages = {stage: _stage(stage, item, root) for stage, item in keys.section("stages", default={}).items()}
+    arms = {arm: _arm(arm, item, stages) for arm, item in keys.section("arms").items()}
     settings = {setting: _setting(setting, item, arms, root) for setting, item in keys.section("settings").items()}
     extra = keys.names("extra_curves")
     listed = [*(setting.curve for setting in settings.values()), *keys.names("curves"), *extra]
@@ -140,18 +141,37 @@ def load(name: str, root: Path) -> Claims:
     return Claims(name, title, readme, curves, extra, settings, arms, tuple(checks), columns, sweep)
 
 
-def _arm(name: str, keys: _Keys, root: Path) -> Arm:
-    stages: list[Stage] = []
-    for stage, item in keys.section("stages", default={}).items():
-        overrides = item.overrides("overrides")
-        _check_references(item, overrides, {earlier.name for earlier in stages})
-        stages.append(Stage(stage, item.config(root), overrides))
-        item.done()
+def _stage(name: str, keys: _Keys, root: Path) -> Stage:
+    command = keys.take("command", str, default="fit")
+    if command not in ("fit", "predict"):
+        raise keys.fail("command", f"must be fit or predict, not {command!r}")
+    stage = Stage(name, keys.config(root), keys.overrides("overrides"), command)
+    keys.done()
+    return stage
+
+
+def _arm(name: str, keys: _Keys, stages: dict[str, Stage]) -> Arm:
     overrides = keys.overrides("overrides")
-    _check_references(keys, overrides, {stage.name for stage in stages})
-    arm = Arm(name, keys.take("description", str, default=""), overrides, tuple(stages))
+    needed = _needed(keys, f"overrides of {name}", overrides, stages, ())
+    arm = Arm(name, keys.take("description", str, default=""), overrides, needed)
     keys.done()
     return arm
+
+
+def _needed(
+    keys: _Keys, place: str, overrides: Overrides, stages: dict[str, Stage], above: tuple[str, ...]
+) -> tuple[Stage, ...]:
+    """The stages that overrides refer to, each behind those that it needs itself."""
+    needed: dict[str, Stage] = {}
+    for name in (name for value in overrides.values() if isinstance(value, str) for name in REFERENCE.findall(value)):
+        if name not in stages:
+            raise keys.fail("overrides", f"{place}: there is no stage {name!r}{_nearest(name, stages)}")
+        if name in above:
+            raise keys.fail("overrides", f"{place}: stage {name!r} would need itself")
+        stage = stages[name]
+        earlier = _needed(keys, f"overrides of stage {name}", stage.overrides, stages, (*above, name))
+        needed |= {one.name: one for one in (*earlier, stage)}
+    return tuple(needed.values())
 
 
 def _setting(name: str, keys: _Keys, arms: dict[str, Arm], root: Path) -> Setting:
@@ -172,7 +192,11 @@ def _setting(name: str, keys: _Keys, arms: dict[str, Arm], root: Path) -> Settin
         secondary,
         seeds,
         keys.count("secondary_seeds", seeds, MAX_SEEDS),
+        keys.take("fit", bool, default=True),
     )
+    for arm in () if setting.fit else setting.arms:
+        if "model.weights" not in arms[arm].overrides:
+            raise keys.fail("fit", f"is false, so arm {arm!r} must say in its overrides which model.weights are tested")
     if "/" not in setting.metric:
         raise keys.fail("metric", f"must be split/name such as test/success, not {setting.metric!r}")
     if setting.reference not in core:
@@ -181,13 +205,6 @@ def _setting(name: str, keys: _Keys, arms: dict[str, Arm], root: Path) -> Settin
         raise keys.fail("secondary", f"{', '.join(sorted(both))} are core arms already")
     keys.done()
     return setting
-
-
-def _check_references(keys: _Keys, overrides: Overrides, stages: set[str]) -> None:
-    for key, value in overrides.items():
-        for name in REFERENCE.findall(value) if isinstance(value, str) else ():
-            if name not in stages:
-                raise keys.fail(f"overrides.{key}", f"there is no earlier stage {name!r}")
 
 
 def _columns(keys: _Keys, settings: dict[str, Setting]) -> tuple[str, ...]:

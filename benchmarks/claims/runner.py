@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from benchmarks.claims.records import (
     scores,
     totals,
 )
-from benchmarks.claims.spec import Arm, Claims, Overrides, Setting, SpecError, resolve
+from benchmarks.claims.spec import Arm, Claims, Overrides, Setting, SpecError, Stage, digest, made_from, resolve
 
 ZOO = (sys.executable, "-m", "zoo")
 LOG_LINES = 15  # of a failed run that are shown
@@ -103,6 +104,7 @@ class Runner:
         self._writing = threading.Lock()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._starting = threading.Lock()
+        self._stages: dict[str, threading.Lock] = {}
         self._stopped = False
 
     def run(self, runs: Sequence[Run]) -> list[Run]:
@@ -171,34 +173,55 @@ class Runner:
 
     def _make(self, run: Run) -> tuple[Row, list[Row]]:
         folder, code, started = self.records.folder(run.key), commit(self.root), time.perf_counter()
-        setting, curve_of = run.setting, run.setting.curve
-        weights: dict[str, str] = {}
-        cpu, episodes, tokens = 0.0, 0, 0
+        setting = run.setting
+        outcomes: dict[str, str] = {}
+        spent: Counter[str] = Counter()
         for stage in run.arm.stages:
-            at = folder / "stages" / stage.name
-            cpu += self._zoo(run, "fit", stage.config, at, resolve(stage.overrides, weights))
-            weights[stage.name] = str(at / "weights")
-            played, written = totals(self.root / at / "metrics.csv")
-            episodes, tokens = episodes + played, tokens + written
-        overrides = resolve(setting.fit_overrides(run.arm), weights)
-        cpu += self._zoo(run, "fit", setting.config, folder, overrides)
+            outcomes[stage.name], cost = self._stage(run, stage, resolve(stage.overrides, outcomes))
+            spent.update(cost)
+        overrides, curve = resolve(setting.fit_overrides(run.arm), outcomes), []
+        tested = {**overrides, **setting.test_overrides}
+        if setting.fit:
+            cost = self._fit(run, "fit", setting.config, folder, overrides)
+            curve = learning_curve(self.root / folder / "metrics.csv", self.claims.curves, int(spent["episodes"]))
+            if setting.budget_episodes and cost["episodes"] < setting.budget_episodes:
+                played = f"{cost['episodes']} of {setting.budget_episodes} episodes"
+                raise RunFailed(f"stopped after {played}: raise trainer.max_epochs")
+            spent.update(cost)
+            tested["model.weights"] = str(folder / "weights")
         wall = time.perf_counter() - started
-        curve = learning_curve(self.root / folder / "metrics.csv", self.claims.curves, episodes)
-        played, written = totals(self.root / folder / "metrics.csv")
-        if setting.budget_episodes and played < setting.budget_episodes:
-            raise RunFailed(f"stopped after {played} of {setting.budget_episodes} episodes: raise trainer.max_epochs")
-        tested = {**overrides, **setting.test_overrides, "model.weights": str(folder / "weights")}
         self._zoo(run, "test", setting.config, folder, tested)
         row = scores(self.root / folder / "test_metrics.json", setting.metric) | {
-            "episodes": episodes + played,
-            "generated_tokens": tokens + written,
-            "cpu_seconds": round(cpu, 1),
+            "episodes": spent["episodes"],
+            "generated_tokens": spent["tokens"],
+            "cpu_seconds": round(spent["cpu"], 1),
             "wall_seconds": round(wall, 1),
             "commit": code,
-            "episodes_to_50": episodes_to_level(curve, curve_of),
+            "episodes_to_50": episodes_to_level(curve, setting.curve),
             "fingerprint": run.fingerprint,
         }
         return row, curve
+
+    def _stage(self, run: Run, stage: Stage, overrides: Overrides) -> tuple[str, dict[str, Any]]:
+        """What a stage left and what it took; runs that need the same share it."""
+        name = digest(made_from(self.root, stage.config, overrides, stage.command))
+        folder = self.records.runs / "stages" / f"{stage.name}-{name}" / str(run.seed)
+        done = self.root / folder / "cost.json"
+        with self._starting:
+            lock = self._stages.setdefault(str(folder), threading.Lock())
+        with lock:
+            if not done.is_file():
+                shutil.rmtree(self.root / folder, ignore_errors=True)
+                (self.root / folder).mkdir(parents=True)
+                cost = self._fit(run, stage.command, stage.config, folder, overrides)
+                done.write_text(json.dumps(cost))
+        return str(folder / "weights" if stage.command == "fit" else folder), json.loads(done.read_text())
+
+    def _fit(self, run: Run, command: str, config: str, folder: Path, overrides: Overrides) -> dict[str, Any]:
+        """One training command, and what it took."""
+        cpu = self._zoo(run, command, config, folder, overrides)
+        episodes, tokens = totals(self.root / folder / "metrics.csv")
+        return {"cpu": cpu, "episodes": episodes, "tokens": tokens}
 
     def _zoo(self, run: Run, verb: str, config: str, folder: Path, overrides: Overrides) -> float:
         """One ``zoo`` command, its output appended to the run's log; returns its CPU-seconds.

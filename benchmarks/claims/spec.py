@@ -23,11 +23,12 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """An earlier ``zoo fit`` whose weights feed what comes after it."""
+    """An earlier ``zoo`` command whose outcome feeds what comes after it: the weights of a ``fit``, the folder of others."""
 
     name: str
     config: str
     overrides: Overrides
+    command: str = "fit"
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ class Arm:
     name: str
     description: str = ""
     overrides: Overrides = field(default_factory=dict)
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()  # that it needs, each behind those it needs itself
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One table: arms that differ in nothing but their overrides."""
+    """One table: arms that differ in nothing but their overrides.
+
+    Without ``fit`` an arm is what its stages left: only tested here, by ``model.weights`` of its overrides.
+    """
 
     name: str
     title: str
@@ -54,6 +58,7 @@ class Setting:
     secondary: tuple[str, ...]
     seeds: int
     secondary_seeds: int
+    fit: bool = True
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -152,16 +157,25 @@ class Claims:
 
     def fingerprint(self, setting: Setting, arm: Arm, root: Path) -> str:
         """Eight hex digits of all that a run of this arm is made from, its seed and the code aside."""
-        fits = [(stage.config, stage.overrides) for stage in arm.stages]
-        fits.append((setting.config, setting.fit_overrides(arm)))
-        content = [[OmegaConf.to_container(OmegaConf.load(root / path)), overrides] for path, overrides in fits]
-        text = json.dumps([content, setting.test_overrides], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        parts = [made_from(root, stage.config, stage.overrides, stage.command) for stage in arm.stages]
+        parts.append(made_from(root, setting.config, setting.fit_overrides(arm), "fit" if setting.fit else "test"))
+        return digest([parts, setting.test_overrides])
 
 
-def resolve(overrides: Overrides, weights: dict[str, str]) -> Overrides:
-    """Put the weights of earlier stages where overrides refer to them as ``{stage}``."""
+def made_from(root: Path, config: str, overrides: Overrides, command: str) -> list[Any]:
+    """What a command depends on, its seed and the code aside."""
+    content = OmegaConf.to_container(OmegaConf.load(root / config))
+    return [content, overrides] if command == "fit" else [content, overrides, command]
+
+
+def digest(value: Any) -> str:
+    """Eight hex digits of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def resolve(overrides: Overrides, outcomes: dict[str, str]) -> Overrides:
+    """Put the paths of what earlier stages left where overrides refer to them as ``{stage}``."""
     return {
-        key: REFERENCE.sub(lambda match: weights[match.group(1)], value) if isinstance(value, str) else value
+        key: REFERENCE.sub(lambda match: outcomes[match.group(1)], value) if isinstance(value, str) else value
         for key, value in overrides.items()
     }

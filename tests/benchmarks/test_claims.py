@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,14 @@ REPOSITORY = Path(__file__).parents[2]
         ("settings/small/overrides/data.episode_budget", 1, "overrides: data.episode_budget is set by the runner"),
         ("settings/small/test_overrides/model.weights", "x", "test_overrides: model.weights is set by the runner"),
         ("arms/ours/override", {}, "arms.ours.override: is no key here: did you mean overrides?"),
-        ("arms/extra/overrides/model.weights", "{stf}", "overrides.model.weights: there is no earlier stage 'stf'"),
-        ("arms/extra/stages/sft/overrides/model.weights", "{more}", "there is no earlier stage 'more'"),
+        (
+            "arms/extra/overrides/model.weights",
+            "{stf}",
+            "overrides of extra: there is no stage 'stf': did you mean sft?",
+        ),
+        ("stages/sft/overrides/model.weights", "{more}", "overrides of stage sft: stage 'more' would need itself"),
+        ("stages/pairs/command", "test", "stages.pairs.command: must be fit or predict, not 'test'"),
+        ("settings/small/fit", False, "settings.small.fit: is false, so arm 'theirs' must say"),
         ("arms/a b", {}, "arms: 'a b' must consist of letters"),
         ("checks/0/setting", "smal", "checks[0].setting: no setting 'smal': did you mean small?"),
         ("checks/0/arm", "other", "checks[0].arm: setting small has no arm 'other'"),
@@ -103,7 +111,7 @@ def test_fingerprint_follows_what_a_run_is_made_from(root: Path) -> None:
     before = prints()
     write_spec(root, changed("arms/ours/description", "in other words"))
     assert prints() == before
-    write_spec(root, changed("arms/extra/stages/sft/overrides/model.weights", "base2"))
+    write_spec(root, changed("stages/sft/overrides/model.weights", "base2"))
     after = prints()
     assert after["extra"] != before["extra"] and after["ours"] == before["ours"]
     (root / "config.yaml").write_text("# a comment\nmodel: {class_path: X}\n")
@@ -185,15 +193,46 @@ def test_commit_says_whether_the_code_was_changed(root: Path) -> None:
 def test_stages_feed_each_other_and_count(root: Path, call: Callable[..., int]) -> None:
     assert call("--arms", "extra") == 0
     folder = "runs/claims/demo/small/extra/0"
-    fits = [(given["trainer.default_root_dir"], given["model.weights"]) for verb, given in calls(root) if verb == "fit"]
-    assert fits == [
-        (f"{folder}/stages/sft", "base"),
-        (f"{folder}/stages/more", f"{folder}/stages/sft/weights"),
-        (folder, f"{folder}/stages/more/weights"),
+    made = [(verb, given["trainer.default_root_dir"]) for verb, given in calls(root)]
+    assert [(verb, path.split("-")[0]) for verb, path in made] == [
+        ("fit", "runs/claims/demo/stages/sft"),
+        ("fit", "runs/claims/demo/stages/more"),
+        ("predict", "runs/claims/demo/stages/pairs"),
+        ("fit", folder),
+        ("test", folder),
     ]
-    assert "data.episode_budget" not in calls(root)[0][1]
+    given = [arguments for _, arguments in calls(root)]
+    sft, more, pairs = (path for _, path in made[:3])
+    assert [one.get("model.weights") for one in given[:2]] == ["base", f"{sft}/weights"]
+    assert (given[3]["model.weights"], given[3]["model.pairs"]) == (f"{more}/weights", f"{pairs}/pairs")
+    assert "data.episode_budget" not in given[0]
     (row,) = read(root / "benchmarks/claims/results/demo.csv")
     assert (row["episodes"], row["generated_tokens"], row["episodes_to_50"]) == ("360", "3600", "320")
+
+
+def test_stages_are_made_once_for_all_that_need_them(root: Path, call: Callable[..., int]) -> None:
+    """Two settings that only test, and arms of which one goes on from the other; a stage that was cut short starts anew."""
+    spec = copy.deepcopy(SPEC)
+    spec["arms"] |= {name: {"overrides": {"model.weights": f"{{{name}}}"}} for name in ("sft", "more")}
+    small = {"config": "config.yaml", "reference": "sft", "core": ["sft", "more"], "seeds": 2, "fit": False}
+    spec["settings"] = {"small": small, "large": {**small, "overrides": {"model.size": 3}}}
+    spec["checks"] = []
+    write_spec(root, spec)
+    assert call("--jobs", "4") == 0
+    fits = Counter(given["trainer.default_root_dir"] for verb, given in calls(root) if verb == "fit")
+    assert len(fits) == 4 and set(fits.values()) == {1}
+    tests = [given for verb, given in calls(root) if verb == "test"]
+    assert len(tests) == 8 and sum(given.get("model.size") == "3" for given in tests) == 4
+    rows = read(root / "benchmarks/claims/results/demo.csv")
+    assert {(row["arm"], row["episodes"]) for row in rows} == {("sft", "120"), ("more", "240")}
+    spec["stages"]["more"]["overrides"]["model.skill"] = 0.7
+    write_spec(root, spec)
+    assert call() == 0
+    assert sum(verb == "fit" for verb, _ in calls(root)) == 6
+    (root / next(path for path in fits if "/sft" in path) / "cost.json").unlink()
+    (root / "benchmarks/claims/results/demo.csv").unlink()
+    assert call() == 0
+    assert sum(verb == "fit" for verb, _ in calls(root)) == 7
 
 
 def test_finished_runs_are_kept_and_unfinished_ones_start_anew(root: Path, call: Callable[..., int]) -> None:
