@@ -27,6 +27,7 @@ from zoo.rollout.trajectory import Job, Row, Split, Task
 
 _SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _Read = TypeVar("_Read")
+Think = Callable[[Sequence[Job]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -205,18 +206,35 @@ class ActionPairDataModule(RolloutDataModule):
         self._most = {}
         return TaskBatches([batch for split in _SPLITS for batch in self._evaluation(split)])
 
-    def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+    def demonstrations(
+        self, iteration: int, tokenizer: PreTrainedTokenizerBase, think: Think | None = None
+    ) -> list[Row]:
         """The expert's decisions as rows to be imitated: actions, or choices.
+
+        Those of one trajectory go together, since with all turns in view they begin alike and cost little more than one.
+
+        Args:
+            iteration: of training.
+            tokenizer: of the policy.
+            think: gives a thought for each job, to stand before the action; it is shown, not imitated.
 
         Raises:
             ConfigError: a state that does not fit the context.
         """
-        jobs = [Job(job.task, place) for place, job in enumerate(self.iteration_jobs(iteration))]
-        played = perform(lambda episode: ("", episode.info["expert"]), tokenizer, self, jobs)
+        decisions = self.decisions["train"]
+        jobs = [Job(job.task, decisions[job.task.seed].trajectory) for job in self.iteration_jobs(iteration)]
+        thoughts = dict(zip(map(id, jobs), think(jobs) if think else [""] * len(jobs), strict=True))
+        played = perform(lambda episode: (thoughts[id(episode.job)], episode.info["expert"]), tokenizer, self, jobs)
         for trajectory in played:
             if trajectory.finish == "context_full":
                 raise ConfigError(f"a state does not fit into context.max_tokens={self.context.max_tokens}: raise it")
-        return demonstrated(played)
+        rows = demonstrated(played)
+        for row, trajectory in zip(rows, played, strict=True):
+            info = trajectory.info
+            unsaid = len(row["ids"]) - len(self.protocol.action(tokenizer, info["expert"], info))
+            row["mask"][:unsaid] = False
+            row["advantages"][:unsaid] = 0.0
+        return rows
 
 
 class _OneDecision(gymnasium.Env[str, str]):

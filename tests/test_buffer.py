@@ -176,11 +176,11 @@ def test_rows_that_begin_alike_go_together() -> None:
     """Three prompts of 20 tokens with four replies each, of 2 to 30 tokens: no micro-batch mixes prompts."""
     rows = []
     for place in range(12):
-        whole = {name: value for name, value in row(22 + 9 * (place // 3) % 30, place, seed=place).items()}
-        whole["ids"][:20] = 3 + place % 3  # type: ignore[index]
+        whole = row(22 + 9 * (place // 3) % 30, place, seed=place)
+        whole["ids"][:20] = 3 + place % 3
         rows.append(whole)
     buffer = RolloutBuffer(micro_batch_tokens=4 * 52)
-    buffer.fill(rows)  # type: ignore[arg-type]
+    buffer.fill(rows)
     for prefixes in (False, True):
         buffer.prefixes = prefixes
         micros = buffer.minibatch(0)

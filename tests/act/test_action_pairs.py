@@ -181,3 +181,16 @@ def test_imitated_rows_hold_the_experts_action_and_nothing_else_is_trained(pairs
                 )
                 assert protocol.parse(said, info) == decision.expert
                 assert torch.equal(row["advantages"], row["mask"].float())
+
+
+def test_a_thought_is_shown_and_not_imitated() -> None:
+    data = states(protocol=WordProtocol(12, thoughts="free"), tasks_per_iteration=5, group_size=1)
+    policy = word_policy(ARCHITECTURE, data.vocabulary)
+    rows = data.demonstrations(0, policy.tokenizer, lambda jobs: [f"find mug sink1 {1 + job.group}" for job in jobs])
+    for row, job in zip(rows, data.iteration_jobs(0), strict=True):
+        decision = data.decisions["train"][job.task.seed]
+        said = f"do {decision.expert} <end>"
+        assert policy.tokenizer.decode(row["ids"]).endswith(f" find mug sink1 {1 + decision.trajectory} {said}")
+        assert policy.tokenizer.decode(row["ids"][row["mask"]]) == said
+        assert int(row["trajectory"]) == decision.trajectory
+        assert torch.equal(row["advantages"], row["mask"].float())

@@ -62,6 +62,10 @@ class Protocol(ABC):
     def parse(self, reply: str, info: Info) -> str | None:
         """The action in a reply's text, or ``None`` where there is none."""
 
+    def thought(self, reply: str) -> str:
+        """What a reply's text says before its action; such as ``action`` puts there."""
+        return ""
+
     @abstractmethod
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
         """Suggested actions with their turns, as text for ``notes`` (ActGuide-RL's plan-style reference)."""
@@ -116,6 +120,9 @@ class WordProtocol(Protocol):
         if self.thoughts == "free":
             said = said.rpartition(f" {_ACT} ")[2] if f" {_ACT} " in said else ""
         return said.strip() or None
+
+    def thought(self, reply: str) -> str:
+        return reply.rpartition(f" {_ACT} ")[0].strip() if self.thoughts == "free" else ""
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
         if any(number > _NUMBERS for number, _ in plan):
@@ -221,6 +228,9 @@ class ChatProtocol(Protocol):
     def parse(self, reply: str, info: Info) -> str | None:
         found = re.findall(r"<action>((?:(?!<action>).)*?)</action>", reply, flags=re.DOTALL)
         return found[-1].strip() or None if found else None
+
+    def thought(self, reply: str) -> str:
+        return reply.rpartition("<action>")[0].strip()
 
     def guidance(self, plan: Sequence[tuple[int, str]]) -> str:
         listed = "\n".join(f"{number}. {action}" for number, action in plan)
