@@ -47,5 +47,5 @@ def test_own_thoughts_are_drawn_anew_each_iteration_and_the_same_in_a_repetition
 
 
 def test_own_thoughts_need_states() -> None:
-    with pytest.raises(ConfigError, match="model.thoughts=own needs an ActionPairDataModule"):
+    with pytest.raises(ConfigError, match=r"model.thoughts=own needs an ActionPairDataModule"):
         fitted(small_data(DemonstrationDataModule), "own")
