@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.action_pairs import ActionPairDataModule, write_pairs
-from zoo.act.judgment import alternatives
+from zoo.act.judgment import alternatives, canonical
 from zoo.rollout.trajectory import Split, Trajectory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ActionPairWriter(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self._proposed: dict[tuple[Split, int], list[str | None]] = defaultdict(list)
+        self._proposed: dict[tuple[Split, int], list[tuple[str, str]]] = defaultdict(list)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._proposed.clear()
@@ -35,9 +35,11 @@ class ActionPairWriter(pl.Callback):
     def on_predict_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, pl_module: ACTCritic, outputs: list[Trajectory], *_: Any
     ) -> None:
+        thought = trainer.datamodule.protocol.thought  # type: ignore[attr-defined]
         for trajectory in outputs:
             task = trajectory.job.task
-            self._proposed[task.split, task.seed] += [turn.action for turn in trajectory.turns[-1:]]
+            said = [(turn.action, thought(turn.reply)) for turn in trajectory.turns[-1:] if turn.action is not None]
+            self._proposed[task.split, task.seed] += said
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -53,9 +55,10 @@ class ActionPairWriter(pl.Callback):
         pairs = []
         for split, decisions in data.decisions.items():
             for index, decision in enumerate(decisions):
-                actions = proposed.get((split, index), [])
-                if others := alternatives(actions, decision.expert, len(actions)):
-                    pairs.append(replace(decision, alternatives=others))
+                said = proposed.get((split, index), [])
+                thoughts = {canonical(action): thought for action, thought in reversed(said)}
+                if others := alternatives((action for action, _ in said), decision.expert, len(said)):
+                    pairs.append(replace(decision, alternatives=others, thoughts=[thoughts[one] for one in others]))
         path = Path(trainer.default_root_dir) / "pairs.jsonl"
         digest = write_pairs(path, pairs)
         total = sum(map(len, data.decisions.values()))

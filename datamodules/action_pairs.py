@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -42,6 +42,7 @@ class Decision:
         expert: the expert's action.
         admissible: the actions that are possible there.
         alternatives: actions of the initial policy that differ from the expert's; none before they are sampled.
+        thoughts: what it thought before each alternative.
     """
 
     split: Split
@@ -51,6 +52,7 @@ class Decision:
     expert: str
     admissible: list[str]
     alternatives: list[str]
+    thoughts: list[str]
 
 
 class ActionPairDataModule(RolloutDataModule):
@@ -66,6 +68,8 @@ class ActionPairDataModule(RolloutDataModule):
         order: of the two candidates, ``random`` (drawn anew each iteration, by the seed) or ``expert_first`` (control).
         source: of the alternatives: ``sampled`` from the initial policy, or ``random`` admissible actions (control).
         shuffle_labels: which candidate is called the expert's is drawn by lot (control).
+        inject: what the policy thought before the alternative stands behind the question, as if it had been thought again: with
+            ``thoughts: skipped`` of the protocol, a wrong rationale in place of one's own.
         on_error: a line of a file that cannot be read is an error (``raise``) or left out with a warning (``skip``).
         **kwargs: of :class:`datamodules.RolloutDataModule`; ``context`` is a ``LatestTurns`` by default, ``train_tasks`` the number
             of decisions there are, ``val_tasks`` and ``test_tasks`` the most that an evaluation asks for.
@@ -83,13 +87,14 @@ class ActionPairDataModule(RolloutDataModule):
         order: Literal["random", "expert_first"] = "random",
         source: Literal["sampled", "random"] = "sampled",
         shuffle_labels: bool = False,
+        inject: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         **kwargs: Any,
     ) -> None:
         kwargs["context"] = kwargs.get("context") or LatestTurns()
         super().__init__(**kwargs)
         self.ask, self.order, self.source = ask, order, source
-        self.shuffle_labels, self.on_error = shuffle_labels, on_error
+        self.shuffle_labels, self.inject, self.on_error = shuffle_labels, inject, on_error
         self.trajectories = {"train": 100, "val": 50, "test": 50} | (trajectories or {})
         self.demonstration_file, self.pair_file = demonstrations, pairs
         if unknown := set(self.trajectories) - set(_SPLITS):
@@ -152,22 +157,22 @@ class ActionPairDataModule(RolloutDataModule):
                 expert=canonical(step["action"]),
                 admissible=[canonical(action) for action in step["admissible_actions"]],
                 alternatives=[],
+                thoughts=[],
             )
             for turn, step in enumerate(line["steps"])
         ]
 
     def _paired(self, decision: Decision) -> list[Decision]:
         """The decision once for each alternative."""
-        others = decision.alternatives
+        others = list(zip(decision.alternatives, decision.thoughts, strict=True))
         lot = random.Random(f"{decision.split} {decision.trajectory} {decision.turn}")
         if self.source == "random":
             left = [action for action in decision.admissible if action != decision.expert]
-            others = lot.sample(left, min(1, len(left)))
-        pairs = [(decision.expert, other) for other in others]
+            others = [(action, "") for action in lot.sample(left, min(1, len(left)))]
+        pairs = [(decision.expert, *other) for other in others]
         if self.shuffle_labels and decision.split == "train":
-            pairs = [(b, a) if lot.random() < 0.5 else (a, b) for a, b in pairs]
-        kept = {name: value for name, value in asdict(decision).items() if name not in ("expert", "alternatives")}
-        return [Decision(**kept, expert=expert, alternatives=[other]) for expert, other in pairs]
+            pairs = [(b, a, thought) if lot.random() < 0.5 else (a, b, thought) for a, b, thought in pairs]
+        return [replace(decision, expert=a, alternatives=[b], thoughts=[thought]) for a, b, thought in pairs]
 
     # -- as tasks --------------------------------------------------------------------------------------------------------
 
@@ -261,7 +266,8 @@ class _OneDecision(gymnasium.Env[str, str]):
             swap = bool(told.get("swap"))
             first, second = reversed(pair) if swap else pair
             info |= {"admissible_actions": [first, second], "swapped": swap}
-            shown = f"{shown}\n{self.data.protocol.phrases.judge.format(first=first, second=second)}"
+            thought = f" {decision.thoughts[0]}" if self.data.inject else ""
+            shown = f"{shown}\n{self.data.protocol.phrases.judge.format(first=first, second=second)}{thought}"
         return shown, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -373,12 +379,15 @@ def _decision(line: dict[str, Any]) -> Decision:
     _text(decision.expert, "expert")
     _texts(decision.admissible, "admissible")
     _texts(decision.alternatives, "alternatives")
+    _texts(decision.thoughts, "thoughts")
     if len(alternatives(decision.alternatives, decision.expert, len(decision.alternatives))) < len(
         decision.alternatives
     ):
         raise ValueError(
             f"alternatives must differ from each other and from {decision.expert!r}: {decision.alternatives}"
         )
+    if len(decision.thoughts) != len(decision.alternatives):
+        raise ValueError(f"there must be a thought for each alternative, not {decision.thoughts}")
     return decision
 
 

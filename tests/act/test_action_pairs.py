@@ -36,7 +36,10 @@ def pairs(tmp_path: Path) -> str:
     others = [[action for action in one.admissible if action != one.expert][:2] for one in decisions]
     write_pairs(
         tmp_path / "pairs.jsonl",
-        [replace(one, alternatives=other) for one, other in zip(decisions, others, strict=True)],
+        [
+            replace(one, alternatives=other, thoughts=["find mug sink1"] * len(other))
+            for one, other in zip(decisions, others, strict=True)
+        ],
     )
     return str(tmp_path / "pairs.jsonl")
 
@@ -105,6 +108,16 @@ def test_controls(pairs: str) -> None:
         assert set(one.alternatives) <= set(one.admissible) - {one.expert}
 
 
+def test_a_wrong_rationale_stands_where_one_would_think(pairs: str) -> None:
+    skipped = WordProtocol(8, thoughts="skipped")
+    data = states(ask="choice", pairs=pairs, inject=True, protocol=skipped)
+    shown, info = data.environments(1)[0].reset(seed=0, options={"split": "test"})
+    first, second = info["admissible_actions"]
+    tokenizer = word_tokenizer(data.vocabulary)
+    asked = tokenizer.decode(data.protocol.prompt(tokenizer, shown, info))
+    assert asked.endswith(f" better {first} or {second} ? find mug sink1 do")
+
+
 def test_every_arm_reads_the_same_pairs_and_a_changed_file_is_refused(pairs: str) -> None:
     decisions = read_pairs(Path(pairs))
     assert write_pairs(Path(pairs), decisions) == json.loads(Path(pairs).read_text().splitlines()[0])["sha256"]
@@ -124,6 +137,7 @@ def test_every_arm_reads_the_same_pairs_and_a_changed_file_is_refused(pairs: str
         (lambda line: json.dumps({**json.loads(line), "split": "dev"}), "split must be one of"),
         (lambda line: json.dumps({**json.loads(line), "alternatives": [json.loads(line)["expert"]]}), "must differ"),
         (lambda line: json.dumps({**json.loads(line), "admissible": "look"}), "admissible must be a list of texts"),
+        (lambda line: json.dumps({**json.loads(line), "thoughts": []}), "a thought for each alternative"),
     ],
 )
 def test_a_broken_line_is_named_and_alone_is_lost(pairs: str, change: Any, reason: str) -> None:

@@ -15,6 +15,7 @@ from datamodules.action_pairs import read_pairs
 from tests.act.test_action_pairs import FEW, WORLD
 from tests.conftest import ARCHITECTURE, small_data
 from zoo import ACTCritic
+from zoo.act.module import loop_scores
 from zoo.commands import run
 from zoo.rollout.protocol import ChoiceProtocol, WordProtocol
 from zoo.rollout.trajectory import Job, Segment, Task, Trajectory, Turn
@@ -121,6 +122,14 @@ def test_from_states_to_pairs_to_a_critic_and_its_scores(tmp_path: Path) -> None
     assert {"val/success_first", "val/success_second", "train/readable", "train/groups_without_expert"} <= set(
         scores.split(",")
     )
+
+
+def test_loops_are_actions_repeated_after_a_failure() -> None:
+    seen = ["at sink1 .", "nothing happens .", "Nothing happens.", "at shelf1 .", "at lamp1 ."]
+    said = ["go shelf2", "go shelf2", "go shelf1", "go lamp1", "use lamp1"]
+    episode = reply("x")
+    episode.turns = [Turn(observation, "", action) for observation, action in zip(seen, said, strict=True)]
+    assert loop_scores([episode]) == {"failures": [1, 1, 0, 0], "repeats_after_failure": [1, 0]}
 
 
 def test_evaluation_in_a_world_shows_no_candidates() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -81,12 +82,29 @@ class ACTCritic(AgentModule):
 
     def episode_scores(self, trajectories: Sequence[Trajectory]) -> Facts:
         found = [trajectory for trajectory in trajectories if "expert" in trajectory.info]
-        return {**super().episode_scores(trajectories), **decision_scores(found)}
+        scores = {**super().episode_scores(trajectories), **decision_scores(found)}
+        return {**scores, **loop_scores(trajectories)} if len(found) < len(trajectories) else scores
 
 
 def decided(trajectory: Trajectory) -> str | None:
     """The action of a reply, ``None`` if it holds none."""
     return trajectory.turns[-1].action if trajectory.turns else None
+
+
+def loop_scores(trajectories: Sequence[Trajectory]) -> Facts:
+    """Lists whose means are wanted: which turns fail, and whether the turn after a failure says the same action again.
+
+    A turn fails where the world answers ``nothing happens``, as Household and ALFWorld do. Being caught in such loops is what the
+    paper finds in imitating agents (project page, case study).
+    """
+    scores: Facts = {"failures": [], "repeats_after_failure": []}
+    for trajectory in trajectories:
+        for before, after in pairwise(trajectory.turns):
+            failed = after.observation.lower().startswith("nothing happens")
+            scores["failures"].append(float(failed))
+            if failed:
+                scores["repeats_after_failure"].append(float(after.action == before.action))
+    return {name: values for name, values in scores.items() if values}
 
 
 def decision_scores(trajectories: Sequence[Trajectory]) -> Facts:
