@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from datamodules.buffer import collate
 from datamodules.rollouts import RolloutDataModule
@@ -79,11 +80,7 @@ class OnlineSampler(pl.Callback):
         return trajectories
 
     def _add_reference(self, module: AgentModule, rows: list[Row], budget: int) -> None:
-        width = max((len(row["ids"]) for row in rows), default=1)
-        for start in range(0, len(rows), max(1, budget // width)):
-            part = rows[start : start + max(1, budget // width)]
-            written = {int(row["trajectory"]): 1 for row in part}  # no denominator is needed here
-            batch = {name: value.to(module.device) for name, value in collate(part, written).items()}
+        for part, batch in collated(rows, budget, module.device):
             for row, logprobs in zip(part, module.reference_logprobs(batch).cpu(), strict=True):
                 row["reference_logprobs"] = logprobs[: len(row["ids"])].clone()  # type: ignore[typeddict-unknown-key]
 
@@ -100,6 +97,15 @@ class OnlineSampler(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.episodes, self.generated_tokens = state_dict["episodes"], state_dict["generated_tokens"]
+
+
+def collated(rows: list[Row], budget: int, device: torch.device) -> Iterator[tuple[list[Row], dict[str, Tensor]]]:
+    """Parts of the rows that fit the token budget, in their order, each with its batch."""
+    width = max((len(row["ids"]) for row in rows), default=1)
+    for start in range(0, len(rows), max(1, budget // width)):
+        part = rows[start : start + max(1, budget // width)]
+        written = {int(row["trajectory"]): 1 for row in part}  # no denominator is needed here
+        yield part, {name: value.to(device) for name, value in collate(part, written).items()}
 
 
 def by_group(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:

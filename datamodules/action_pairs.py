@@ -13,6 +13,7 @@ from string import printable
 from typing import Any, Literal, TypeVar
 
 import gymnasium
+import torch
 from gymnasium import spaces
 from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
@@ -64,7 +65,8 @@ class ActionPairDataModule(RolloutDataModule):
         trajectories: expert trajectories of each split, played by the world's own expert.
         demonstrations: a file with expert trajectories instead, one a line: ``{"split": "train", "first": observation, "steps":
             [{"action": ..., "observation": what followed, "admissible_actions": [...]}]}``.
-        pairs: a file of decisions with alternatives, as ``zoo predict`` writes it; ``choice`` needs one.
+        pairs: a file of decisions with alternatives, as ``zoo predict`` writes it; ``choice`` needs one. With ``action`` its states
+            are asked alone.
         order: of the two candidates, ``random`` (drawn anew each iteration, by the seed) or ``expert_first`` (control).
         source: of the alternatives: ``sampled`` from the initial policy, or ``random`` admissible actions (control).
         shuffle_labels: which candidate is called the expert's is drawn by lot (control).
@@ -111,7 +113,7 @@ class ActionPairDataModule(RolloutDataModule):
     @cached_property
     def decisions(self) -> dict[Split, list[Decision]]:
         """All decisions by split; with ``ask="choice"`` one for each alternative."""
-        if self.pair_file and self.ask == "choice":
+        if self.pair_file:
             found = read_pairs(Path(self.pair_file), self.on_error)
         else:
             found = [decision for line in self._expert() for decision in self._cut(*line)]
@@ -239,6 +241,41 @@ class ActionPairDataModule(RolloutDataModule):
             unsaid = len(row["ids"]) - len(self.protocol.action(tokenizer, info["expert"], info))
             row["mask"][:unsaid] = False
             row["advantages"][:unsaid] = 0.0
+        return rows
+
+    def preferences(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+        """The iteration's states with two replies each, as rows: the expert's action, and as ``rejected`` the first alternative.
+
+        Both are padded to the same length; ``rejected_mask`` is the ``mask`` of the other.
+
+        Raises:
+            ConfigError: decisions without alternatives.
+        """
+        rows = []
+        for index, job in enumerate(self.iteration_jobs(iteration)):
+            decision = self.decisions["train"][job.task.seed]
+            if not decision.alternatives:
+                raise ConfigError("preferences need alternatives: set data.pairs to what `zoo predict` wrote")
+            prompt = self.protocol.prompt(tokenizer, decision.state, {})
+            replies = [
+                torch.tensor(self.protocol.action(tokenizer, action, {}))
+                for action in (decision.expert, decision.alternatives[0])
+            ]
+            padded = torch.nn.utils.rnn.pad_sequence(replies, batch_first=True)
+            ids = torch.cat([torch.tensor(prompt).expand(2, -1), padded], 1)
+            lengths = torch.tensor([len(prompt) + len(reply) for reply in replies])[:, None]
+            places = torch.arange(ids.shape[1])
+            mask = (places >= len(prompt)) & (places < lengths)
+            row: Any = {
+                "ids": ids[0],
+                "mask": mask[0],
+                "rejected": ids[1],
+                "rejected_mask": mask[1],
+                "old_logprobs": torch.zeros(ids.shape[1]),
+                "advantages": mask[0].float(),
+                "trajectory": torch.tensor(index),
+            }
+            rows.append(row)
         return rows
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import ActionPairDataModule, DemonstrationDataModule
-from tests.act.test_action_pairs import FEW, WORLD
+from tests.act.conftest import FEW, WORLD
 from tests.conftest import ARCHITECTURE, small_data
 from zoo import ImitationPolicy
 from zoo.errors import ConfigError

@@ -18,6 +18,7 @@ _LAZY = {
     "AgentModule": "zoo.agent",
     "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
+    "PreferencePolicy": "zoo.imitation.preferences",
     "create_model": "zoo.registry",
     "list_models": "zoo.registry",
     "register_model": "zoo.registry",

@@ -140,3 +140,14 @@ def aggregate(values: Tensor, mask: Tensor, kind: AggregationKind, denominator: 
     if kind == "sequence_mean":
         kept = kept / mask.sum(1, keepdim=True).clamp(min=1)
     return kept.sum() / denominator
+
+
+def preference_loss(margin: Tensor, beta: float) -> Tensor:
+    """DPO (arXiv 2305.18290, equation 7): ``-log sigmoid(beta margin)``, ``[pairs]``.
+
+    Args:
+        margin: ``[pairs]`` log-ratio between policy and reference, summed over a reply's tokens, of the preferred reply less that
+            of the other.
+        beta: how much a step away from the reference counts.
+    """
+    return -torch.nn.functional.logsigmoid(beta * margin)

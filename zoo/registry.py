@@ -17,6 +17,7 @@ BUILT_IN = {
     "ACTGuidePolicy": "zoo.actguide.module",
     "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
+    "PreferencePolicy": "zoo.imitation.preferences",
 }
 """The zoo's own classes and the modules that register them, imported when first asked for."""
 

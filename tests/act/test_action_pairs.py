@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from datamodules import ActionPairDataModule, RolloutDataModule
+from datamodules import RolloutDataModule
 from datamodules.action_pairs import read_pairs, write_pairs
+from tests.act.conftest import FEW, WORLD, states
 from tests.conftest import ARCHITECTURE
 from zoo.errors import ConfigError
 from zoo.policy import word_policy
@@ -20,28 +20,6 @@ from zoo.rollout.context import AppendOnly, LatestTurns
 from zoo.rollout.loop import perform
 from zoo.rollout.protocol import ChoiceProtocol, WordProtocol
 from zoo.rollout.trajectory import Job
-
-WORLD: dict[str, Any] = {"environment": "zoo/Household-v0", "max_turns": 30, "seed": 0}
-FEW = {"train": 4, "val": 2, "test": 2}
-
-
-def states(**changes: Any) -> ActionPairDataModule:
-    return ActionPairDataModule(**{**WORLD, "ask": "action", "trajectories": FEW, **changes})
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> str:
-    """A file of decisions whose alternatives are the first other admissible actions."""
-    decisions = [one for some in states().decisions.values() for one in some]
-    others = [[action for action in one.admissible if action != one.expert][:2] for one in decisions]
-    write_pairs(
-        tmp_path / "pairs.jsonl",
-        [
-            replace(one, alternatives=other, thoughts=["find mug sink1"] * len(other))
-            for one, other in zip(decisions, others, strict=True)
-        ],
-    )
-    return str(tmp_path / "pairs.jsonl")
 
 
 @pytest.mark.parametrize("turns", [1, 3, 30])

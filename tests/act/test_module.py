@@ -12,7 +12,7 @@ import torch
 
 from datamodules import ActionPairDataModule
 from datamodules.action_pairs import read_pairs
-from tests.act.test_action_pairs import FEW, WORLD
+from tests.act.conftest import FEW, WORLD
 from tests.conftest import ARCHITECTURE, small_data
 from zoo import ACTCritic
 from zoo.act.module import loop_scores
