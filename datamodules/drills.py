@@ -40,14 +40,14 @@ class ErrandDrills(RolloutDataModule):
         skill: how often a new errand is the expert's; otherwise any that could be meant.
         persistence: how often the errand of the turn before is gone on with, while it still leads somewhere.
         slips: share of turns at which some command is carried out that is mostly impossible, and taught to nobody.
-        comparisons: share of turns that ask instead which of two commands is better, where one is impossible: a criterion that
-            has nothing to do with the task.
+        comparisons: share of turns that ask instead which of two commands is better; the other one belongs to another errand, or
+            is some command that is mostly impossible. So the form is known, and both answers are likely.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration plays ``tasks_per_iteration`` episodes.
     """
 
     def __init__(
         self,
-        skill: float = 0.2,
+        skill: float = 0.4,
         persistence: float = 0.8,
         slips: float = 0.15,
         comparisons: float = 0.3,
@@ -104,8 +104,9 @@ class ErrandDrills(RolloutDataModule):
             errand = self._errand(env, errand if errand and env.command(errand) in possible else None, rng)
             action, thought = env.command(errand), f"{errand[0]} {errand[1]} {env.places[errand[2]]}"
             slip, meant = _any_command(env, rng), True
-            if rng.random() < self.comparisons and action in possible and slip not in possible:
-                first_shown, second_shown = rng.sample([action, slip], 2)
+            other = rng.choice([slip, env.command(rng.choice(env.errands() or [env.errand()]))])
+            if rng.random() < self.comparisons and other != action:
+                first_shown, second_shown = rng.sample([action, other], 2)
                 question = self.protocol.phrases.judge.format(first=first_shown, second=second_shown)
                 taught.append(Drill(f"{shown}\n{question}", "", "", thought, action))
             elif rng.random() < self.slips:

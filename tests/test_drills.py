@@ -64,7 +64,7 @@ def test_commands_follow_from_errands() -> None:
             assert action == {"find": "look", "use": f"use {place}"}.get(verb, f"{verb} {thing} {place}")
 
 
-def test_comparisons_are_between_what_is_possible_and_what_is_not() -> None:
+def test_comparisons_show_the_meant_command_at_either_place() -> None:
     asked = [turn for turn in drills(comparisons=1.0)[1] if " better " in turn[0]]
     places = [0, 0]
     for shown, _, action in asked:

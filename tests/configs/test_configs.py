@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from omegaconf import OmegaConf
 from zoo.commands import run
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+STAGE = re.compile(r"\d+_(\w+?)_")
+ALL = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = [path for path in ALL if not STAGE.match(path.name)]
+CHAINS = sorted({path.parent for path in ALL if STAGE.match(path.name)})
 SMALL = {
     "trainer.max_epochs": 1,
     "trainer.check_val_every_n_epoch": 1,
@@ -22,6 +26,7 @@ SMALL = {
     "data.val_tasks": 2,
     "data.test_tasks": 2,
 }
+SMALL_TRAJECTORIES = '{"train": 3, "val": 1, "test": 1}'
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
@@ -39,6 +44,21 @@ def test_config_fits_and_tests(config: Path, tmp_path: Path, capsys: pytest.Capt
     run(["test", *common, *weights])
     assert 0 <= json.loads((tmp_path / "test_metrics.json").read_text())["test/success"] <= 1
     assert len((tmp_path / "trajectories.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("folder", CHAINS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_stages_lead_to_a_test(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage reads what those before it wrote; the last one plays episodes."""
+    if "ALFWorld" in (folder / "1_fit_base.yaml").name and importlib.util.find_spec("alfworld") is None:
+        pytest.skip("needs the extra `alfworld`")
+    monkeypatch.setenv("RUN", str(tmp_path))
+    for config in sorted(folder.glob("*.yaml")):
+        small = SMALL | ({"data.trajectories": SMALL_TRAJECTORIES} if "trajectories:" in config.read_text() else {})
+        command = STAGE.match(config.name)[1]  # type: ignore[index]
+        run([command, f"--config={config}", *(f"--{key}={value}" for key, value in small.items())])
+    found = json.loads((tmp_path / "test" / "test_metrics.json").read_text())
+    assert 0 <= found["test/success"] <= 1
+    assert len((tmp_path / "test" / "trajectories.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", ["echo", "fact_hunt"])
