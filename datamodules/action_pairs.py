@@ -61,7 +61,8 @@ class ActionPairDataModule(RolloutDataModule):
 
     Args:
         ask: ``action``: the state alone; ``choice``: the state, then the expert's action and an alternative in random order, and
-            which of them is better. Evaluation asks for each choice in both orders.
+            which of them is better. Evaluation asks for each choice in both orders. ``either``, for warm starts: every second
+            training task is a choice, the others and evaluation are as with ``action``.
         trajectories: expert trajectories of each split, played by the world's own expert.
         demonstrations: a file with expert trajectories instead, one a line: ``{"split": "train", "first": observation, "steps":
             [{"action": ..., "observation": what followed, "admissible_actions": [...]}]}``.
@@ -82,7 +83,7 @@ class ActionPairDataModule(RolloutDataModule):
 
     def __init__(
         self,
-        ask: Literal["action", "choice"] = "choice",
+        ask: Literal["action", "choice", "either"] = "choice",
         trajectories: dict[str, int] | None = None,
         demonstrations: str | None = None,
         pairs: str | None = None,
@@ -103,21 +104,21 @@ class ActionPairDataModule(RolloutDataModule):
             raise ConfigError(f"data.trajectories has the splits {_SPLITS}, not {sorted(unknown)}")
         if not isinstance(self.context, LatestTurns):
             raise ConfigError("data.context must be a LatestTurns: states are shown as it shows them")
-        if ask == "choice" and source == "sampled" and not pairs:
+        if ask != "action" and source == "sampled" and not pairs:
             raise ConfigError(
-                "data.pairs is missing: ask=choice needs the file that `zoo predict` with ask=action writes"
+                f"data.pairs is missing: ask={ask} needs the file that `zoo predict` with ask=action writes"
             )
         self._episode_turns, self.max_turns = self.max_turns, 1
         self._most: dict[Split, int] = {"val": self.sizes["val"], "test": self.sizes["test"]}
 
     @cached_property
     def decisions(self) -> dict[Split, list[Decision]]:
-        """All decisions by split; with ``ask="choice"`` one for each alternative."""
+        """All decisions by split; if choices are asked for, one for each alternative."""
         if self.pair_file:
             found = read_pairs(Path(self.pair_file), self.on_error)
         else:
             found = [decision for line in self._expert() for decision in self._cut(*line)]
-        if self.ask == "choice":
+        if self.ask != "action":
             found = [pair for decision in found for pair in self._paired(decision)]
         by_split = {split: [decision for decision in found if decision.split == split] for split in _SPLITS}
         if not by_split["train"]:
@@ -167,14 +168,11 @@ class ActionPairDataModule(RolloutDataModule):
     def _paired(self, decision: Decision) -> list[Decision]:
         """The decision once for each alternative."""
         others = list(zip(decision.alternatives, decision.thoughts, strict=True))
-        lot = random.Random(f"{decision.split} {decision.trajectory} {decision.turn}")
         if self.source == "random":
+            lot = random.Random(f"{decision.split} {decision.trajectory} {decision.turn}")
             left = [action for action in decision.admissible if action != decision.expert]
             others = [(action, "") for action in lot.sample(left, min(1, len(left)))]
-        pairs = [(decision.expert, *other) for other in others]
-        if self.shuffle_labels and decision.split == "train":
-            pairs = [(b, a, thought) if lot.random() < 0.5 else (a, b, thought) for a, b, thought in pairs]
-        return [replace(decision, expert=a, alternatives=[b], thoughts=[thought]) for a, b, thought in pairs]
+        return [replace(decision, alternatives=[action], thoughts=[thought]) for action, thought in others]
 
     # -- as tasks --------------------------------------------------------------------------------------------------------
 
@@ -201,12 +199,13 @@ class ActionPairDataModule(RolloutDataModule):
     def iteration_jobs(self, iteration: int) -> list[Job]:
         self.decisions  # noqa: B018 - their number is that of the tasks
         jobs = super().iteration_jobs(iteration)
-        if self.ask == "choice" and self.order == "random":
-            lots = [random.Random(f"{self.seed} {iteration} {job.group}").random() < 0.5 for job in jobs]
-            jobs = [
-                Job(job.task._replace(options={"swap": swap}), job.group) for job, swap in zip(jobs, lots, strict=True)
-            ]
-        return jobs
+        return [Job(job.task._replace(options=self._options(iteration, job)), job.group) for job in jobs]
+
+    def _options(self, iteration: int, job: Job) -> dict[str, Any]:
+        """Whether and in which order a training task shows candidates."""
+        if self.ask == "action" or (self.ask == "either" and job.group % 2):
+            return {}
+        return {"swap": self.order == "random" and random.Random(f"{self.seed} {iteration} {job.group}").random() < 0.5}
 
     def predict_dataloader(self) -> TaskBatches:
         """The decisions of all splits, each once."""
@@ -296,15 +295,18 @@ class _OneDecision(gymnasium.Env[str, str]):
         told = options or {}
         decision = self.data.decisions[told["split"]][seed or 0]
         self.expert, shown = decision.expert, decision.state
-        info: dict[str, Any] = {"expert": self.expert, "admissible": decision.admissible, "success": False}
+        info: dict[str, Any] = {"admissible": decision.admissible, "success": False}
         info["admissible_actions"] = decision.admissible
-        if self.data.ask == "choice":
-            pair = [decision.expert, *decision.alternatives]
-            swap = bool(told.get("swap"))
+        if "swap" in told:
+            pair, swap = [decision.expert, *decision.alternatives], told["swap"]
             first, second = reversed(pair) if swap else pair
+            lot = random.Random(f"{decision.split} {decision.trajectory} {decision.turn} {pair}")
+            if self.data.shuffle_labels and decision.split == "train" and lot.random() < 0.5:
+                self.expert = pair[1]
             info |= {"admissible_actions": [first, second], "swapped": swap}
             thought = f" {decision.thoughts[0]}" if self.data.inject else ""
             shown = f"{shown}\n{self.data.protocol.phrases.judge.format(first=first, second=second)}{thought}"
+        info["expert"] = self.expert
         return shown, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

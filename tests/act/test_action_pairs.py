@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import RolloutDataModule
+from datamodules import ActionPairDataModule, RolloutDataModule
 from datamodules.action_pairs import read_pairs, write_pairs
 from tests.act.conftest import FEW, WORLD, states
 from tests.conftest import ARCHITECTURE
@@ -72,13 +72,34 @@ def test_a_choice_shows_both_in_an_order_drawn_anew_and_the_label_stays(pairs: s
     assert swaps.count(True) == swaps.count(False) == len(data.decisions["test"])
 
 
+def labelled(data: ActionPairDataModule, split: str, seed: int, swap: bool) -> str:
+    """What is called the expert's action in a choice."""
+    info = data.environments(1)[0].reset(seed=seed, options={"split": split, "swap": swap})[1]
+    return str(info["expert"])
+
+
+def test_a_warm_start_asks_half_of_its_tasks_each_way_and_is_right_where_it_asks_for_an_action() -> None:
+    data = states(ask="either", source="random", shuffle_labels=True, tasks_per_iteration=40, group_size=1)
+    tokenizer = word_tokenizer(data.vocabulary)
+    said = [tokenizer.decode(row["ids"]) for row in data.demonstrations(0, tokenizer)]
+    choices = [text for text in said if " better " in text]
+    assert len(said) == 40 and len(choices) == 20
+    experts = {one.state.replace("\n", " "): one.expert for one in data.decisions["train"]}
+    for text in set(said) - set(choices):
+        assert any(" ".join(text.split()) == f"{state} {action} <end>" for state, action in experts.items())
+    assert all(not task.options for task in data.tasks("val"))
+
+
 def test_controls(pairs: str) -> None:
     first = states(ask="choice", pairs=pairs, order="expert_first")
-    assert not any(job.task.options for job in first.iteration_jobs(0))
+    assert not any(job.task.options["swap"] for job in first.iteration_jobs(0))
     shuffled = states(ask="choice", pairs=pairs, shuffle_labels=True)
-    right = states(ask="choice", pairs=pairs)
     for split, share in (("train", 0.5), ("test", 0.0)):
-        swapped = [a.expert != b.expert for a, b in zip(shuffled.decisions[split], right.decisions[split], strict=True)]
+        swapped = []
+        for seed, decision in enumerate(shuffled.decisions[split]):
+            labels = {labelled(shuffled, split, seed, swap) for swap in (False, True)}
+            assert len(labels) == 1 and labels <= {decision.expert, *decision.alternatives}
+            swapped.append(labels != {decision.expert})
         assert sum(swapped) / len(swapped) == pytest.approx(share, abs=0.2)
     drawn = states(ask="choice", source="random")
     for one in drawn.decisions["train"]:
@@ -89,7 +110,7 @@ def test_controls(pairs: str) -> None:
 def test_a_wrong_rationale_stands_where_one_would_think(pairs: str) -> None:
     skipped = WordProtocol(8, thoughts="skipped")
     data = states(ask="choice", pairs=pairs, inject=True, protocol=skipped)
-    shown, info = data.environments(1)[0].reset(seed=0, options={"split": "test"})
+    shown, info = data.environments(1)[0].reset(seed=0, options={"split": "test", "swap": False})
     first, second = info["admissible_actions"]
     tokenizer = word_tokenizer(data.vocabulary)
     asked = tokenizer.decode(data.protocol.prompt(tokenizer, shown, info))
