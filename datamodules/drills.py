@@ -77,10 +77,9 @@ class ErrandDrills(RolloutDataModule):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        phrases = self.protocol.phrases
-        asked = phrases.judge.split() if self.comparisons else []
-        advice = [*phrases.skills.split(), TRY, AVOID, OTHER, *self._roles()] if self.advised else []
-        return tuple(dict.fromkeys([*super().vocabulary, *(word for word in (*asked, *advice) if "{" not in word)]))
+        asked = (word for word in self.protocol.phrases.judge.split() if "{" not in word) if self.comparisons else ()
+        advice = (TRY, AVOID, OTHER, *self._roles()) if self.advised else ()
+        return tuple(dict.fromkeys([*super().vocabulary, *asked, *advice]))
 
     def _roles(self) -> tuple[str, ...]:
         """The roles that words may have in this world."""

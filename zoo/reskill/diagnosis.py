@@ -55,6 +55,7 @@ class Experience:
         shown: names of the skills in each prompt.
         roles: what the words of the task stand for, where the world tells.
         thoughts: what was said before each of the last two actions.
+        seed: of the task: two tasks may begin alike.
     """
 
     task: str
@@ -65,6 +66,7 @@ class Experience:
     shown: tuple[tuple[str, ...], ...] = ()
     roles: dict[str, str] = field(default_factory=dict)
     thoughts: tuple[str, ...] = ()
+    seed: int = 0
 
     @cached_property
     def said(self) -> list[str]:
@@ -88,6 +90,7 @@ class Experience:
             shown=tuple(map(tuple, shown)),
             roles=dict(trajectory.info.get("roles", {})),
             thoughts=tuple(thoughts),
+            seed=trajectory.job.task.seed,
         )
 
     @classmethod
@@ -117,7 +120,11 @@ class Reservoir:
 
     def add(self, experiences: Iterable[Experience]) -> None:
         for experience in experiences:
-            key = (experience.task, experience.condition, experience.success) if self.per_task else self._added
+            key = (
+                (experience.task, experience.seed, experience.condition, experience.success)
+                if self.per_task
+                else self._added
+            )
             self._kept.pop(key, None)
             self._kept[key] = experience
             self._added += 1
@@ -135,9 +142,9 @@ class Reservoir:
 
     def sample(self, rng: random.Random, tasks: int = 30) -> list[list[Experience]]:
         """Episodes by task for a comparison: tasks with both outcomes first, the rest drawn from the others."""
-        groups: dict[str, list[Experience]] = defaultdict(list)
+        groups: dict[tuple[str, int], list[Experience]] = defaultdict(list)
         for experience in self.experiences:
-            groups[experience.task].append(experience)
+            groups[experience.task, experience.seed].append(experience)
         both = [group for group in groups.values() if len({one.success for one in group}) == 2]
         one = [group for group in groups.values() if len({one.success for one in group}) == 1]
         chosen = rng.sample(both, min(tasks, len(both)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from numpy.random import Generator
 
 from zoo.reskill.diagnosis import Assertion, Experience, Reservoir, trigger_rate
-from zoo.reskill.skills import Bank, Bundle, Operation, SkillError, operation_record, parse_operation
+from zoo.reskill.skills import Bank, Bundle, Operation, Skill, SkillError, operation_record, parse_operation
 from zoo.reskill.thompson import Counts, Memory, MemoryEstimate, VersionTest, step_of
 
 log = logging.getLogger(__name__)
@@ -21,24 +21,7 @@ Write = Any  # an author, see zoo.reskill.authors
 
 @dataclass(frozen=True)
 class Rules:
-    """How versions are tested.
-
-    Attributes:
-        accept: by the ``test``, or ``always`` without one (the ablation that adopts whatever is written).
-        allocation: of episodes: ``thompson``, or half and half (``uniform``).
-        memory: ``M`` of the discount: ``dynamic`` (estimated), ``none`` (no discount), ``last_step``, or a number.
-        window: training steps of a test, the paper's K_e.
-        min_episodes: of a test; it goes on until there are as many.
-        clip: least share of episodes for either version.
-        draws: of the Monte Carlo estimate.
-        margin: by which the new posterior mean must be higher.
-        reservoir: episodes kept.
-        min_reservoir: episodes, of both outcomes, before anything is written.
-        per_task: see :class:`Reservoir`.
-        versions: how many versions may be tried in all; ``None``: no limit.
-        max_operations: of a version.
-        min_trigger_rate: share of the reservoir's episodes in which a new or changed skill must fire.
-    """
+    """How versions are tested; see :class:`zoo.reskill.module.ReSkillCoEvolver`, whose arguments these are."""
 
     accept: Literal["test", "always"] = "test"
     allocation: Literal["thompson", "uniform"] = "thompson"
@@ -101,7 +84,10 @@ class Evolution:
         test: the running test.
         bundle: the operations that made the candidate.
         started: iteration in which they were written.
+        readable: raises ``SkillError`` for skills that the policy cannot read.
     """
+
+    readable: Callable[[Sequence[Skill]], Any]
 
     def __init__(self, bank: Bank, rules: Rules) -> None:
         self.bank, self.rules = bank, rules
@@ -114,6 +100,7 @@ class Evolution:
         self.assertions: list[Assertion] = []
         self.history: list[Decision] = []
         self.estimate = MemoryEstimate()
+        self.readable = lambda skills: None
 
     def shown(self, version: str) -> Bank:
         """The bank that an episode of this version is played under."""
@@ -186,6 +173,7 @@ class Evolution:
             SkillError: an operation that cannot be carried out, or a skill that would hardly ever be shown; tells the rate.
         """
         after = self.bank.apply(bundle, self.rules.max_operations)
+        self.readable(after.skills)
         before = {skill.name: skill for skill in self.bank.skills}
         for skill in after.skills:
             known = before.get(skill.name)

@@ -103,7 +103,8 @@ class WordProtocol(Protocol):
     @property
     def words(self) -> tuple[str, ...]:
         mark = () if self.thoughts == "none" else (_ACT,)
-        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark)
+        skills = () if self.notes == "before" else tuple(w for w in self.phrases.skills.split() if "{" not in w)
+        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark, *skills)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
         if self.notes == "after":
