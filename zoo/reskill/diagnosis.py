@@ -192,8 +192,10 @@ class Assertion:
         for pattern in (self.pattern, self.second, self.after):
             try:
                 re.compile(pattern)
-            except (re.error, TypeError) as error:
+            except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise SkillError(f"assertion {self.check}: {pattern!r} is no regular expression: {error}") from None
+        if self.on not in ("actions", "classes"):
+            raise SkillError(f"assertion {self.check}: on is actions or classes, not {self.on!r}")
         numbers = (self.least, 0 if self.most is None else self.most)
         if not all(type(number) is int for number in numbers):
             raise SkillError(f"assertion {self.check}: least and most are whole numbers")

@@ -67,7 +67,7 @@ class Skill:
             raise SkillError(f"skill {self.name}: a pattern belongs to the trigger action_pattern, and it needs one")
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise SkillError(f"skill {self.name}: pattern {self.pattern!r} is no regular expression: {error}") from None
 
     @property
