@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,11 @@ def test_other_discounts(memory: Any, value: float, last: bool) -> None:
 def test_ablations_of_the_test() -> None:
     adopted = evolution(accept="always")
     adopted.begin([Add(LOOK)], 3)
-    assert adopted.bank.skills == (LOOK,) and adopted.test is None and math.isnan(adopted.history[0].new)
+    assert (
+        adopted.bank.skills == (replace(LOOK, created_at=3),)
+        and adopted.test is None
+        and math.isnan(adopted.history[0].new)
+    )
     even = evolution(allocation="uniform")
     even.begin([Add(LOOK)], 0)
     even.observe(outcomes((4, 0), (0, 4)), 1)

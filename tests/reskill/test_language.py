@@ -12,12 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.chat import chat_tokenizer
+from tests.conftest import ARCHITECTURE
 from zoo.errors import ConfigError
+from zoo.policy.causal import CausalPolicy
 from zoo.reskill import prompts
 from zoo.reskill.diagnosis import MAX_ASSERTIONS, Assertion, Experience
 from zoo.reskill.evolution import Decision, Evolution, Rules
-from zoo.reskill.language import Chat, ChatError, LanguageAuthor, endpoint_chat
+from zoo.reskill.language import Chat, ChatError, LanguageAuthor, endpoint_chat, policy_author, policy_chat
 from zoo.reskill.skills import Add, Bank, Bundle, Delete, Skill
 
 STAGES = {
@@ -180,7 +185,7 @@ def test_after_three_refused_attempts_there_is_no_version(
     assert propose(LanguageAuthor(chat), evolution) is None
     assert chat.stages.count("write") == 3
     (line,) = warnings(caplog)
-    assert "refused 3 times, at last because skill look-inside: pattern" in line and len(line) < 400
+    assert "refused 3 times, at last because skill look-inside: " in line and len(line) < 400
 
 
 def test_merged_has_one_attempt(evolution: Evolution, caplog: pytest.LogCaptureFixture) -> None:
@@ -438,3 +443,36 @@ def test_a_key_is_needed_elsewhere_and_the_client_everywhere(monkeypatch: pytest
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"agentic-zoo\[author\]"):
         endpoint_chat("http://localhost:1/v1", "small")
+
+
+# -- the policy as its own author ----------------------------------------------------------------------------------------
+
+
+def own(positions: int = 512) -> CausalPolicy:
+    """A random network that talks by a chat template."""
+    tokenizer = chat_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**ARCHITECTURE, "vocab_size": len(tokenizer), "max_position_embeddings": positions})
+    return CausalPolicy(LlamaForCausalLM(config), tokenizer)
+
+
+def test_the_policy_answers_by_its_template_and_the_same_again() -> None:
+    policy = own()
+    chat = policy_chat(policy, max_new_tokens=20)
+    policy.train()
+    answer = chat("be brief", "what now?")
+    assert answer and answer == chat("be brief", "what now?") != chat("be brief", "and now?")
+    assert policy.training and "<|im_end|>" not in answer
+
+
+def test_a_prompt_that_the_policy_cannot_hold_is_no_reply() -> None:
+    with pytest.raises(ChatError, match=r"a prompt of \d+ tokens and a reply of 512 are more than the policy's 512"):
+        policy_chat(own())("", "look")
+
+
+def test_what_an_untrained_policy_says_costs_one_proposal(
+    evolution: Evolution, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert propose(policy_author(own(8192), max_new_tokens=16), evolution) is None
+    (line,) = warnings(caplog)
+    assert "proposes no version" in line

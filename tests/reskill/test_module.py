@@ -118,9 +118,8 @@ def test_rows_are_trained_on_the_prompts_that_were_used(
     run: tuple[ReSkillCoEvolver, Recording, Path], start: Path
 ) -> None:
     """Contract 1: before the first step the trainer's log-probabilities are the sampler's, skills in the prompt included."""
-    module = evolver(
-        start, skills=[{"name": "try-red", "when_to_use": "", "action": "go red"}], author="none", author_args=None
-    )
+    skill = Skill("try-red", "", "go red", trigger="action_pattern", pattern="^go red")
+    module = evolver(start, skills=[skill.to_dict()], author="none", author_args=None)
     fit = quiet_trainer(max_epochs=1)
     kept: list[Any] = []
     module.objective = lambda batch: kept.append(batch) or AgentModule.objective(module, batch)  # type: ignore[assignment, func-returns-value]
@@ -129,8 +128,8 @@ def test_rows_are_trained_on_the_prompts_that_were_used(
     for batch in kept:
         logprobs = fresh.policy.logprobs(batch["ids"], 1.0, batch["mask"])
         assert torch.allclose(logprobs * batch["mask"], batch["old_logprobs"], atol=1e-4)
-        assert any("skills go red ." in module.policy.tokenizer.decode(ids) for ids in batch["ids"])
-    assert kept
+    texts = [module.policy.tokenizer.decode(ids) for batch in kept for ids in batch["ids"]]
+    assert any("skills go red ." in text for text in texts) and not all("skills" in text for text in texts)
 
 
 def test_no_episode_is_played_for_a_test(run: tuple[ReSkillCoEvolver, Recording, Path], start: Path) -> None:

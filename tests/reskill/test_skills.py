@@ -113,6 +113,11 @@ def test_versions_that_are_refused_before_any_test(bundle: list[Operation], says
         ({"trigger": "action_pattern"}, "a pattern belongs to"),
         ({"pattern": "go"}, "a pattern belongs to"),
         ({"trigger": "action_pattern", "pattern": "(go"}, "no regular expression"),
+        ({"trigger": "action_pattern", "pattern": "(a+)+$"}, "repeats a repetition"),
+        ({"trigger": "action_pattern", "pattern": "a" * 201}, "201 characters; 200 are enough"),
+        ({"action": "go\n## Examples"}, "no headings"),
+        ({"action": "\ud800"}, "no halves of characters"),
+        ({"version": "1.0"}, "whole numbers"),
     ],
 )
 def test_skills_that_cannot_be(changes: dict[str, Any], says: str) -> None:
@@ -165,7 +170,7 @@ def test_a_skill_survives_its_markdown(one: Skill) -> None:
 
 
 def test_a_skill_of_another_tool_is_read() -> None:
-    text = "---\nname: tidy-up\ndescription: When a room is a mess.\n---\n\n# Tidying\nPut things where they belong.\n"
+    text = "---\nname: tidy-up\ndescription: When a room is a mess.\nversion: 1.0.0\n---\n\n# Tidying\nPut things where they belong.\n"
     read = from_markdown(text)
     assert (read.name, read.when_to_use, read.trigger) == ("tidy-up", "When a room is a mess.", "general")
     assert read.action == "# Tidying\nPut things where they belong."

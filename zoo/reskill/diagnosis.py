@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Literal, Self, get_args
 
 from zoo.reskill.lexicon import action_class
-from zoo.reskill.skills import Skill, SkillError
+from zoo.reskill.skills import Skill, SkillError, bad_pattern
 from zoo.rollout.trajectory import Trajectory
 
 Condition = Literal["new", "old"]
@@ -190,10 +190,8 @@ class Assertion:
         if (self.check in _PATTERNED and not self.pattern) or (self.check == "action_before" and not self.second):
             raise SkillError(f"the assertion {self.check} lacks a pattern")
         for pattern in (self.pattern, self.second, self.after):
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError, OverflowError, RecursionError) as error:
-                raise SkillError(f"assertion {self.check}: {pattern!r} is no regular expression: {error}") from None
+            if problem := "patterns are texts" if not isinstance(pattern, str) else bad_pattern(pattern):
+                raise SkillError(f"assertion {self.check}: {problem}")
         if self.on not in ("actions", "classes"):
             raise SkillError(f"assertion {self.check}: on is actions or classes, not {self.on!r}")
         numbers = (self.least, 0 if self.most is None else self.most)

@@ -6,13 +6,13 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from numpy.random import Generator
 
 from zoo.reskill.diagnosis import Assertion, Experience, Reservoir, trigger_rate
-from zoo.reskill.skills import Bank, Bundle, Operation, Skill, SkillError, operation_record, parse_operation
+from zoo.reskill.skills import Add, Bank, Bundle, Operation, Skill, SkillError, operation_record, parse_operation
 from zoo.reskill.thompson import Counts, Memory, MemoryEstimate, VersionTest, step_of
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Decision:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Decision:
         means = {key: math.nan if record[key] is None else record[key] for key in ("new", "old")}
-        bundle = tuple(_operation(operation) for operation in record["bundle"])
+        bundle = tuple(parse_operation(operation) for operation in record["bundle"])
         return cls(**{**record, **means, "bundle": bundle, "episodes": tuple(record["episodes"])})
 
 
@@ -187,7 +187,8 @@ class Evolution:
 
     def begin(self, bundle: Bundle, iteration: int) -> None:
         """Put a checked bundle to the test, or take it over at once where the rules say so."""
-        self.candidate, self.bundle, self.started = self.check(bundle), tuple(bundle), iteration
+        stamped = [Add(replace(one.skill, created_at=iteration)) if isinstance(one, Add) else one for one in bundle]
+        self.candidate, self.bundle, self.started = self.check(stamped), tuple(stamped), iteration
         if self.rules.accept == "always":
             self._end(Decision(iteration, iteration, True, math.nan, math.nan, self.bundle))
             return
@@ -216,7 +217,7 @@ class Evolution:
         self.bank = Bank.from_records(state["bank"], cap)
         self.candidate = None if state["candidate"] is None else Bank.from_records(state["candidate"], cap)
         self.test = None if state["test"] is None else VersionTest.from_state(state["test"])
-        self.bundle = tuple(_operation(operation) for operation in state["bundle"])
+        self.bundle = tuple(parse_operation(operation) for operation in state["bundle"])
         self.started, self.fired = state["started"], dict(state["fired"])
         self.reservoir.load_state(state["reservoir"])
         self.assertions[:] = map(Assertion.from_dict, state["assertions"])
@@ -224,9 +225,3 @@ class Evolution:
         self.estimate = MemoryEstimate(tests=state["tests"])
         if state["tests"]:
             self.estimate.loglikelihood = self.estimate.loglikelihood + state["loglikelihood"]
-
-
-def _operation(record: dict[str, Any]) -> Operation:
-    """From a state of our own: nothing is to be filled in."""
-    iteration = record["skill"]["created_at"] if record["op"] == "add" else 0
-    return parse_operation(record, iteration)

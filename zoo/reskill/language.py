@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import torch
+
 from zoo.errors import ConfigError
+from zoo.policy.causal import CausalPolicy
 from zoo.reskill import prompts
 from zoo.reskill.authors import Author, Check
 from zoo.reskill.diagnosis import Assertion, Experience, Reservoir, distinct, grade
 from zoo.reskill.evolution import Decision
 from zoo.reskill.prompts import Insight
 from zoo.reskill.skills import Bank, Bundle, SkillError, parse_operation
+from zoo.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -439,3 +443,51 @@ def endpoint_chat(
         return str(content or "")
 
     return chat
+
+
+def policy_chat(policy: CausalPolicy, max_new_tokens: int = 512, temperature: float = 0.3) -> Chat:
+    """The policy itself, as it is at the time, by its chat template; a policy without one gets the bare text.
+
+    Args:
+        policy: in training; the same question gets the same answer from the same weights.
+        max_new_tokens: of a reply.
+        temperature: of sampling.
+    """
+    tokenizer = policy.tokenizer
+
+    @torch.no_grad()
+    def chat(system: str, user: str) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        text = (
+            str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            if tokenizer.chat_template
+            else f"{system}\n{user}\n"
+        )
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        most = getattr(policy.model.config, "max_position_embeddings", None)
+        if most is not None and len(ids) + max_new_tokens > most:
+            raise ChatError(
+                f"a prompt of {len(ids)} tokens and a reply of {max_new_tokens} are more than the policy's {most}"
+            )
+        generator = torch.Generator(policy.device).manual_seed(random.Random(text).getrandbits(60))
+        engine = Engine(policy, temperature, generator)
+        engine.admit([ids])
+        training = policy.training
+        policy.eval()
+        try:
+            reply = engine.generate([max_new_tokens], [[tokenizer.eos_token_id]])[0]
+        finally:
+            policy.train(training)
+        return str(tokenizer.decode(reply.ids, skip_special_tokens=True))
+
+    return chat
+
+
+def policy_author(policy: CausalPolicy, groups: int = 8, **options: Any) -> LanguageAuthor:
+    """The policy as its own author, in two calls a version; ``options`` are those of :func:`policy_chat`."""
+    return LanguageAuthor(policy_chat(policy, **options), merged=True, groups=groups, workers=1)
+
+
+def endpoint_author(merged: bool = False, groups: int = 30, workers: int = 16, **options: Any) -> LanguageAuthor:
+    """An author behind an OpenAI-compatible endpoint; ``options`` are those of :func:`endpoint_chat`."""
+    return LanguageAuthor(endpoint_chat(**options), merged, groups, workers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,14 @@ from zoo.registry import register_model
 from zoo.reskill.authors import AdversarialAuthor, Author, NoAuthor, ScriptedAuthor, TemplateAuthor
 from zoo.reskill.diagnosis import Experience
 from zoo.reskill.evolution import Evolution, Rules
+from zoo.reskill.language import endpoint_author, policy_author
 from zoo.reskill.skills import Bank, Skill, SkillError, load_bank
 from zoo.reskill.thompson import Memory
 from zoo.rollout.context import LatestTurns
 from zoo.rollout.protocol import Protocol
 from zoo.rollout.trajectory import Job, Row, Trajectory, Turn
 
-AuthorName = Literal["none", "template", "scripted"]
+AuthorName = Literal["none", "template", "endpoint", "policy", "scripted"]
 
 
 @register_model
@@ -40,8 +41,9 @@ class ReSkillCoEvolver(AgentModule):
         skills: the bank at the start: records, or a folder with ``skills.json`` or ``*/SKILL.md``. ``None``: the bank that came
             with ``weights``, or an empty one.
         cap: most skills in a bank.
-        author: who writes versions: ``template`` (no language model), ``scripted``, ``none``.
-        author_args: its arguments, see ``zoo.reskill.authors``.
+        author: who writes versions: ``template`` (no language model), ``endpoint`` (any OpenAI-compatible one:
+            ``author_args`` names ``base_url`` and ``model``), ``policy`` (the policy itself), ``scripted``, ``none``.
+        author_args: its arguments, see ``zoo.reskill.authors`` and ``zoo.reskill.language``.
         adversarial: share of proposals whose advice is turned round (a bad author, for the claims).
         train_policy: ``False`` leaves the policy as it is and lets the bank alone evolve.
         accept: a version is adopted by its ``test``, or ``always`` without one (ablation).
@@ -137,10 +139,16 @@ class ReSkillCoEvolver(AgentModule):
         Raises:
             ConfigError: arguments that the author does not take.
         """
-        kinds: dict[str, type[Author]] = {"none": NoAuthor, "template": TemplateAuthor, "scripted": ScriptedAuthor}
+        kinds: dict[str, Callable[..., Author]] = {
+            "none": NoAuthor,
+            "template": TemplateAuthor,
+            "endpoint": endpoint_author,
+            "policy": partial(policy_author, self.policy),
+            "scripted": ScriptedAuthor,
+        }
         try:
             author = kinds[self.hparams.author](**(self.hparams.author_args or {}))
-        except TypeError as error:
+        except (TypeError, SkillError) as error:
             raise ConfigError(f"model.author_args: {error}") from error
         return AdversarialAuthor(author, self.hparams.adversarial) if self.hparams.adversarial else author
 

@@ -14,6 +14,7 @@ import yaml
 Trigger = Literal["general", "beginning", "action_pattern"]
 MAX_LENGTH = 500  # characters of a skill's content
 MAX_OPERATIONS = 3  # of a version
+MAX_PATTERN = 200  # characters
 INDEX_FILE, SKILL_FILE = "skills.json", "SKILL.md"
 _CONTENT = ("when_to_use", "action", "examples")
 _CHANGEABLE = (*_CONTENT, "trigger", "pattern")
@@ -59,16 +60,18 @@ class Skill:
         texts = (self.when_to_use, self.action, self.pattern, *self.examples)
         if not all(isinstance(text, str) for text in texts) or not self.action.strip():
             raise SkillError(f"skill {self.name}: its fields are texts, and action is not empty")
+        if any(re.search(r"^## |[\ud800-\udfff]", text, re.MULTILINE) for text in texts):
+            raise SkillError(f"skill {self.name}: no headings and no halves of characters, please")
+        if type(self.created_at) is not int or type(self.version) is not int:
+            raise SkillError(f"skill {self.name}: created_at and version are whole numbers")
         if self.length > MAX_LENGTH:
             raise SkillError(f"skill {self.name} has {self.length} characters; at most {MAX_LENGTH} are shown")
         if self.trigger not in get_args(Trigger):
             raise SkillError(f"skill {self.name}: trigger must be one of {get_args(Trigger)}, not {self.trigger!r}")
         if (self.trigger == "action_pattern") != bool(self.pattern):
             raise SkillError(f"skill {self.name}: a pattern belongs to the trigger action_pattern, and it needs one")
-        try:
-            re.compile(self.pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise SkillError(f"skill {self.name}: pattern {self.pattern!r} is no regular expression: {error}") from None
+        if problem := bad_pattern(self.pattern):
+            raise SkillError(f"skill {self.name}: {problem}")
 
     @property
     def length(self) -> int:
@@ -95,6 +98,19 @@ class Skill:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "examples": list(self.examples)}
+
+
+def bad_pattern(pattern: str) -> str:
+    """Why a text is no pattern to be searched with, or nothing. One whose search may take for ever is none."""
+    if len(pattern) > MAX_PATTERN:
+        return f"a pattern of {len(pattern)} characters; {MAX_PATTERN} are enough"
+    if re.search(r"[+*}][^(]*\)[+*{]", pattern):
+        return f"the pattern {pattern!r} repeats a repetition"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{pattern!r} is no regular expression: {error}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -200,7 +216,7 @@ def _meaning(skill: Skill) -> Skill:
     return replace(skill, created_at=0, version=1)
 
 
-def parse_operation(record: Any, iteration: int = 0) -> Operation:
+def parse_operation(record: Any) -> Operation:
     """An operation from plain data: ``{"op": "add", "skill": {...}}``, ``{"op": "modify", "name", "changes"}``, ``{"op": "delete",
     "name"}``.
 
@@ -209,8 +225,7 @@ def parse_operation(record: Any, iteration: int = 0) -> Operation:
     """
     kind = record.get("op") if isinstance(record, dict) else None
     if kind == "add":
-        skill = record.get("skill")
-        return Add(Skill.from_dict({**skill, "created_at": iteration} if isinstance(skill, dict) else skill))
+        return Add(Skill.from_dict(record.get("skill")))
     if kind in ("modify", "delete"):
         name = record.get("name")
         if not isinstance(name, str):
@@ -297,7 +312,9 @@ def from_markdown(text: str) -> Skill:
     parts = re.split(r"^## (.+)\n", found.group(2), flags=re.MULTILINE)
     sections = {title.strip().lower(): body.strip() for title, body in zip(parts[1::2], parts[2::2], strict=True)}
     lines = (line.removeprefix("-").strip() for line in sections.get("examples", "").splitlines())
-    kept = {key: front[key] for key in ("trigger", "pattern", "created_at", "version") if key in front}
+    kept = {key: front[key] for key in ("trigger", "pattern", "created_at") if key in front}
+    if type(front.get("version")) is int:  # other tools write "1.0.0"
+        kept["version"] = front["version"]
     record = {
         "name": front.get("name"),
         "when_to_use": sections.get("when to use", front.get("description", "")),
