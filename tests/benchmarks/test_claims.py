@@ -505,3 +505,23 @@ def test_command_line_errors(root: Path, call: Callable[..., int], capsys: pytes
     assert "claims: --arms: demo runs no arm 'nobody'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         call("--seeds", "0")
+
+
+def test_a_stage_may_go_on_from_a_checkpoint(root: Path, call: Callable[..., int]) -> None:
+    """Its counters go on as well, so what it resumed is not counted twice; the stages' learning curves are kept if asked for."""
+    spec = copy.deepcopy(SPEC)
+    checkpoint = "{half}/../checkpoints/last.ckpt"
+    spec["stages"] = {"half": {"config": "config.yaml"}}
+    spec["stages"]["whole"] = {"config": "config.yaml", "overrides": {"ckpt_path": checkpoint}}
+    spec["arms"] = {name: {"overrides": {"model.weights": f"{{{name}}}"}} for name in ("half", "whole")}
+    setting = {"config": "config.yaml", "reference": "half", "core": ["half", "whole"], "seeds": 1, "fit": False}
+    spec["settings"] = {"small": {**setting, "stage_curves": True}}
+    spec["checks"] = []
+    write_spec(root, spec)
+    assert call() == 0
+    rows = {row["arm"]: row for row in read(root / "benchmarks/claims/results/demo.csv")}
+    assert [rows[arm]["episodes"] for arm in ("half", "whole")] == ["120", "120"]
+    curve = [row for row in read(root / "benchmarks/claims/results/demo.curves.csv") if row["arm"] == "whole"]
+    assert [row["episodes"] for row in curve] == ["40", "80", "120"] * 2  # the stand-in's counters do not go on
+    given = next(given for verb, given in calls(root) if verb == "fit" and "ckpt_path" in given)
+    assert (root / given["ckpt_path"]).parents[1].joinpath("metrics.csv").exists()

@@ -170,7 +170,8 @@ def test_a_skill_survives_its_markdown(one: Skill) -> None:
 
 
 def test_a_skill_of_another_tool_is_read() -> None:
-    text = "---\nname: tidy-up\ndescription: When a room is a mess.\nversion: 1.0.0\n---\n\n# Tidying\nPut things where they belong.\n"
+    front = "---\nname: tidy-up\ndescription: When a room is a mess.\nversion: 1.0.0\n---\n"
+    text = f"{front}\n# Tidying\nPut things where they belong.\n"
     read = from_markdown(text)
     assert (read.name, read.when_to_use, read.trigger) == ("tidy-up", "When a room is a mess.", "general")
     assert read.action == "# Tidying\nPut things where they belong."
