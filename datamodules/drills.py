@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from datamodules.rollouts import RolloutDataModule
 from zoo.errors import ConfigError
-from zoo.reskill.lexicon import AVOID, OTHER, TRY, action_class
+from zoo.reskill.lexicon import AVOID, TRY, action_class
 from zoo.rollout.context import LatestTurns, state
 from zoo.rollout.trajectory import Job, Row
 
@@ -71,6 +71,8 @@ class ErrandDrills(RolloutDataModule):
             raise ConfigError("data.context must be a LatestTurns: every turn is a row of its own")
         if advised and getattr(self.protocol, "notes", "after") != "after":
             raise ConfigError("data.advised shows skills behind the state: take data.protocol with notes: after")
+        if advised and not hasattr(self.environments(1)[0], "roles"):
+            raise ConfigError(f"{self.environment} tells no roles, which data.advised needs")
         self.skill, self.persistence, self.slips, self.comparisons = skill, persistence, slips, comparisons
         self.advised, self.obedience = advised, obedience
         self.group_size = 1
@@ -78,15 +80,7 @@ class ErrandDrills(RolloutDataModule):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         asked = (word for word in self.protocol.phrases.judge.split() if "{" not in word) if self.comparisons else ()
-        advice = (TRY, AVOID, OTHER, *self._roles()) if self.advised else ()
-        return tuple(dict.fromkeys([*super().vocabulary, *asked, *advice]))
-
-    def _roles(self) -> tuple[str, ...]:
-        """The roles that words may have in this world."""
-        roles = getattr(self.environments(1)[0], "roles", None)
-        if roles is None:
-            raise ConfigError(f"{self.environment} tells no roles, which data.advised needs")
-        return tuple(roles)
+        return tuple(dict.fromkeys([*super().vocabulary, *asked]))
 
     def demonstrations(self, iteration: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
         """The rows of one iteration, one for each turn."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from zoo.errors import ConfigError
 from zoo.policy.words import END
+from zoo.reskill.lexicon import AVOID, OTHER, TRY
 from zoo.rollout.phrases import PROSE, WORDS, Phrases
 
 Info = dict[str, Any]
@@ -103,7 +104,11 @@ class WordProtocol(Protocol):
     @property
     def words(self) -> tuple[str, ...]:
         mark = () if self.thoughts == "none" else (_ACT,)
-        skills = () if self.notes == "before" else tuple(w for w in self.phrases.skills.split() if "{" not in w)
+        skills = (
+            ()
+            if self.notes == "before"
+            else (*(w for w in self.phrases.skills.split() if "{" not in w), TRY, AVOID, OTHER)
+        )
         return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark, *skills)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
