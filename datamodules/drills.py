@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from datamodules.rollouts import RolloutDataModule
 from zoo.errors import ConfigError
-from zoo.reskill.lexicon import AVOID, TRY, action_class
+from zoo.reskill.lexicon import AVOID, TRY, action_class, fill
 from zoo.rollout.context import LatestTurns, state
 from zoo.rollout.trajectory import Job, Row
 
@@ -71,8 +71,6 @@ class ErrandDrills(RolloutDataModule):
             raise ConfigError("data.context must be a LatestTurns: every turn is a row of its own")
         if advised and getattr(self.protocol, "notes", "after") != "after":
             raise ConfigError("data.advised shows skills behind the state: take data.protocol with notes: after")
-        if advised and not hasattr(self.environments(1)[0], "roles"):
-            raise ConfigError(f"{self.environment} tells no roles, which data.advised needs")
         self.skill, self.persistence, self.slips, self.comparisons = skill, persistence, slips, comparisons
         self.advised, self.obedience = advised, obedience
         self.group_size = 1
@@ -110,6 +108,8 @@ class ErrandDrills(RolloutDataModule):
         env: Any = self.environments(1)[0]
         first, info = env.reset(seed=job.task.seed, options={"split": job.task.split, **job.task.options})
         roles = info.get("roles", {})
+        if self.advised and not roles:
+            raise ConfigError(f"{self.environment} tells no roles, which data.advised needs")
         kept: int = self.context.turns  # type: ignore[attr-defined]
         acted: list[tuple[str, str]] = []
         taught: list[Drill] = []
@@ -145,9 +145,12 @@ class ErrandDrills(RolloutDataModule):
     ) -> tuple[str, str]:
         """Some skills, and the action of a policy that follows them where it can, now and then not."""
         classes = {one: action_class(one, roles) for one in possible}
-        some = rng.sample(possible, min(len(possible), 2)) + [_any_command(env, rng) for _ in range(rng.randint(0, 3))]
-        advice = {action_class(one, roles): rng.choice((TRY, AVOID)) for one in some}
-        listed = [self.protocol.phrases.skill.format(action=f"{word} {kind}") for kind, word in advice.items()]
+        kinds = sorted(set(classes.values()))
+        some = rng.sample(kinds, min(len(kinds), rng.randint(1, 2)))
+        some += [action_class(_any_command(env, rng), roles) for _ in range(rng.randint(0, 2))]
+        advice = {kind: rng.choice((TRY, AVOID)) for kind in some}
+        phrase = self.protocol.phrases.skill
+        listed = [phrase.format(action=f"{word} {fill(kind, roles)}") for kind, word in advice.items()]
         rng.shuffle(listed)
         notes = self.protocol.phrases.skills.format(skills=" ".join(listed))
         if rng.random() < self.obedience:

@@ -125,14 +125,11 @@ class RolloutDataModule(pl.LightningDataModule):
         Raises:
             ConfigError: the environment does not say which words it uses.
         """
-        world = self.environments(1)[0]
-        words = getattr(world, "vocabulary", None)
+        words = getattr(self.environments(1)[0], "vocabulary", None)
         if words is None:
             fix = "add this attribute, or start from weights whose tokenizer knows any text"
             raise ConfigError(f"{self.environment} has no `vocabulary`, which word-level policies need: {fix}")
-        # Skills, which stand behind the state, speak of roles.
-        roles = getattr(world, "roles", ()) if getattr(self.protocol, "notes", "") == "after" else ()
-        return tuple(dict.fromkeys([*self.protocol.words, *self.context.words(self.protocol), *words, *roles]))
+        return tuple(dict.fromkeys([*self.protocol.words, *self.context.words(self.protocol), *words]))
 
     def task_info(self, task: Task) -> dict[str, Any]:
         """What the environment tells at the start of a task."""

@@ -262,7 +262,7 @@ def test_hyperparameters_are_plain() -> None:
 class Whispering(AgentModule):
     """Records the behaviour of every episode, and would tell it to the policy."""
 
-    def notes(self, job: Job, turns: Sequence[Turn]) -> str:
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
         self.heard.append(job.behaviour)  # type: ignore[operator, union-attr]
         return f"hint {job.behaviour['hint']}" if job.behaviour else ""
 

@@ -111,8 +111,10 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
 
     # -- hooks of a method ------------------------------------------------------------------------------------------------
 
-    def notes(self, job: Job, turns: Sequence[Turn]) -> str:
-        """Text added to a prompt, from the episode's behaviour and the turns before. Evaluation passes no behaviour.
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
+        """Text added to a prompt, from the episode's behaviour, the turns before, and what the world has told (later keys win).
+
+        Evaluation passes no behaviour.
 
         There is one prompt an episode, or one wherever the context manager begins a segment.
         """

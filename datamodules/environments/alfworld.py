@@ -70,7 +70,6 @@ class ALFWorld(gymnasium.Env[str, str]):
         ConfigError: an argument that cannot be, a folder without games, or a missing package.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ("target", "destination", "station")
     vocabulary: ClassVar[tuple[str, ...]] = tuple(WORDS.read_text().split()) if WORDS.exists() else ()
 
     def __init__(

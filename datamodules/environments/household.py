@@ -103,8 +103,6 @@ class Household(gymnasium.Env[str, str]):
         *(f"{kind}{n}" for kind in STORAGE for n in range(1, MAX_NUMBER + 1)),
     )
 
-    roles: ClassVar[tuple[str, ...]] = ("target", "destination", "station")
-
     def __init__(self, unseen: Unseen = "none", families: Sequence[str] | None = None, layouts: int = 64) -> None:
         if unseen not in get_args(Unseen):
             raise ConfigError(f"Household: unseen must be one of {get_args(Unseen)}, not {unseen!r}")

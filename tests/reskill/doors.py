@@ -21,8 +21,9 @@ from zoo.rollout.protocol import WordProtocol
 
 DOORS = ("red", "blue")
 WRITTEN = [
-    [{"op": "add", "skill": {"name": f"try-{door}", "when_to_use": "always", "action": f"go {door}"}}]
-    for door in DOORS * 3
+    [{"op": "add", "skill": {"name": f"try-{door}-{n}", "when_to_use": "always", "action": f"go {door}"}}]
+    for n in range(3)
+    for door in DOORS
 ]
 
 
@@ -30,7 +31,6 @@ class Doors(gymnasium.Env[str, str]):
     """Behind one door, drawn for each of two rooms, is the way out; nothing tells which."""
 
     vocabulary: ClassVar[tuple[str, ...]] = ("doors", "then", "go", *DOORS)
-    roles: ClassVar[tuple[str, ...]] = ("target",)
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Text(64), spaces.Text(64)

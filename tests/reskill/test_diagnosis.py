@@ -18,7 +18,7 @@ from zoo.reskill.diagnosis import (
     grade,
     trigger_rate,
 )
-from zoo.reskill.lexicon import action_class
+from zoo.reskill.lexicon import action_class, fill
 from zoo.reskill.skills import Skill, SkillError
 
 ROLES = {"tomato": "target", "shelf": "destination", "sink": "station"}
@@ -34,18 +34,24 @@ def episode(
 @pytest.mark.parametrize(
     ("action", "kind"),
     [
-        ("take tomato fridge1", "take target other"),
-        ("put tomato shelf2", "put target destination"),
-        ("go sink1", "go station"),
+        ("take tomato fridge1", "take {target} other"),
+        ("put tomato shelf2", "put {target} {destination}"),
+        ("go sink1", "go {station}"),
         ("look", "look"),
-        ("take tomato 1 from fridge 2", "take target other"),
-        ("move tomato 1 to shelf 1", "move target destination"),
-        ("Go to shelf 12", "go destination"),
+        ("take tomato 1 from fridge 2", "take {target} other"),
+        ("move tomato 1 to shelf 1", "move {target} {destination}"),
+        ("Go to shelf 12", "go {destination}"),
         ("", ""),
     ],
 )
 def test_actions_in_terms_of_roles(action: str, kind: str) -> None:
     assert action_class(action, ROLES) == kind
+
+
+def test_slots_are_filled_with_the_words_of_a_task() -> None:
+    assert fill("try put {target} {destination}", ROLES) == "try put tomato shelf"
+    assert fill("try go {station}", {"tomato": "target"}) is None
+    assert fill("say {hello} {}", {}) == "say {hello} {}"
 
 
 def test_one_experience_a_task_version_and_outcome_the_newest() -> None:
@@ -114,8 +120,8 @@ WALK = episode(
         (Assertion("observation_contains", "tomato"), True),
         (Assertion("observation_contains", "holding", after="^take"), True),
         (Assertion("observation_contains", "holding", after="^go"), False),
-        (Assertion("action_exists", "^take target other$", on="classes"), True),
-        (Assertion("action_exists", "^take target other$"), False),
+        (Assertion("action_exists", "^take {target} other$", on="classes"), True),
+        (Assertion("action_exists", "^take {target} other$"), False),
     ],
 )
 def test_assertions_by_hand(assertion: Assertion, holds: bool) -> None:
@@ -178,7 +184,7 @@ def test_the_contrast_of_a_task_by_hand() -> None:
     assert weights == pytest.approx(
         {
             ("", "go other"): 0.5 - 0.25,
-            ("go other", "take target other"): 0.5,
+            ("go other", "take {target} other"): 0.5,
             ("go other", "go other"): -0.25,
             ("", "look"): -0.5,
         }

@@ -187,8 +187,8 @@ def test_the_template_author_says_what_successes_do() -> None:
     bundle = written(TemplateAuthor(operations=3))
     advice = {operation.skill.action for operation in bundle}
     assert advice <= {
-        *("try take target other", "try go destination", "try put target destination"),
-        *("avoid take other other", "avoid go station", "avoid put other station"),
+        *("try take {target} other", "try go {destination}", "try put {target} {destination}"),
+        *("avoid take other other", "avoid go {station}", "avoid put other {station}"),
     }
     assert all(operation.skill.pattern in ("^go\\b", "^take\\b") for operation in bundle)
     assert len(bundle) == 3
@@ -214,7 +214,7 @@ def test_it_proposes_neither_what_is_there_nor_what_was_rejected() -> None:
 
 def test_it_deletes_what_the_episodes_speak_against_and_makes_room() -> None:
     wrong = Skill(
-        "avoid-take-target-other-after-go", "", "avoid take target other", trigger="action_pattern", pattern="^go\\b"
+        "avoid-take-target-other-after-go", "", "avoid take {target} other", trigger="action_pattern", pattern="^go\\b"
     )
     bundle = written(TemplateAuthor(operations=1), bank=[wrong])
     assert bundle[0] == Delete(wrong.name) and isinstance(bundle[1], Add)

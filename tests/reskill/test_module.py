@@ -216,9 +216,21 @@ def test_the_bank_may_evolve_alone(start: Path) -> None:
     assert same_weights(weights(module), weights(evolver(start))) and module.evolution.history
 
 
+def test_slots_hold_the_words_of_the_task(start: Path) -> None:
+    """In this world red is the target and there is no station, so a skill about one is not shown."""
+    bank = [{"name": slot, "when_to_use": "", "action": f"go {{{slot}}}"} for slot in ("target", "station")]
+    module = evolver(start, skills=bank)
+    played = quiet_trainer().predict(module, datamodule=data())
+    assert {text for batch in played or () for one in batch for text in shown(one, module)} == {"go red"}
+    trajectory = played[0][0]  # type: ignore[index]
+    trajectory.job.behaviour["version"] = "old"
+    experience = module.experience(trajectory, WordProtocol(4, notes="after"))
+    assert set(experience.shown) == {("target",)} and experience.roles == {"red": "target"}
+
+
 def test_an_accepted_skill_is_shown_from_then_on(start: Path) -> None:
     module, sampler = fitted(start, epochs=3, accept="always", author_args={"bundles": doors.WRITTEN[:1]})
-    assert names(module.evolution.bank.records()) == ["try-red"]
+    assert names(module.evolution.bank.records()) == ["try-red-0"]
     assert [set(shown(one, module)) for one in sampler.iterations[0][1]] == [{""}] * 24
     assert all(set(shown(one, module)) == {"go red"} for one in sampler.iterations[1][1])
 

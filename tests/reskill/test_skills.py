@@ -135,8 +135,8 @@ def test_triggers_see_the_latest_parsed_action_alone() -> None:
     assert first.fires([]) and not first.fires([None])
     assert skill().fires([]) and skill().fires(["go north"])
     bank = Bank((skill("a"), replace(after_go, name="b"), replace(first, name="c")))
-    assert [one.name for one in bank.shown([])] == ["a", "c"]
-    assert [one.name for one in bank.shown(["go x"])] == ["a", "b"]
+    assert [one.name for one in bank.shown([], {})] == ["a", "c"]
+    assert [one.name for one in bank.shown(["go x"], {})] == ["a", "b"]
 
 
 @given(operations)

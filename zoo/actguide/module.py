@@ -73,7 +73,7 @@ class ACTGuidePolicy(AgentModule):
     def sampler(self) -> pl.Callback:
         return GuidedSampler()
 
-    def notes(self, job: Job, turns: Sequence[Turn]) -> str:
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
         actions = job.behaviour.get("guidance")
         return self.trainer.datamodule.protocol.guidance(list(enumerate(actions, 1))) if actions else ""  # type: ignore[attr-defined]
 

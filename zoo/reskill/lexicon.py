@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+ROLES = ("target", "destination", "station")  # what is asked for, where it belongs, where it is treated
 OTHER = "other"
 TRY, AVOID = "try", "avoid"  # how advice begins
 _SILENT = frozenset(("to", "from", "in", "on", "in/on", "with", "at", "the", "a", "an"))
+_SLOT = re.compile(rf"\{{({'|'.join(ROLES)})\}}")
 
 
 def action_class(action: str, roles: Mapping[str, str]) -> str:
-    """An action with the roles of its things: ``take tomato 1 from fridge 2`` becomes ``take target other``.
+    """An action with slots for the things that matter: ``take tomato 1 from fridge 2`` becomes ``take {target} other``.
 
     Args:
         action: a verb, then things and places, numbered or not.
@@ -19,4 +21,16 @@ def action_class(action: str, roles: Mapping[str, str]) -> str:
     """
     verb, *words = action.lower().split() or [""]
     kinds = (re.sub(r"\d+$", "", word) for word in words)
-    return " ".join([verb, *(roles.get(kind, OTHER) for kind in kinds if kind and kind not in _SILENT)])
+    return " ".join([verb, *(_named(kind, roles) for kind in kinds if kind and kind not in _SILENT)])
+
+
+def _named(kind: str, roles: Mapping[str, str]) -> str:
+    return f"{{{roles[kind]}}}" if kind in roles else OTHER
+
+
+def fill(text: str, roles: Mapping[str, str]) -> str | None:
+    """A text with the words of a task in its slots; ``None`` if the task has nothing for one of them."""
+    words = {role: word for word, role in roles.items()}
+    if not {slot.group(1) for slot in _SLOT.finditer(text)} <= words.keys():
+        return None
+    return _SLOT.sub(lambda slot: words[slot.group(1)], text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from zoo.reskill.authors import AdversarialAuthor, Author, NoAuthor, ScriptedAut
 from zoo.reskill.diagnosis import Experience
 from zoo.reskill.evolution import Evolution, Rules
 from zoo.reskill.language import endpoint_author, policy_author
+from zoo.reskill.lexicon import ROLES, fill
 from zoo.reskill.skills import Bank, Skill, SkillError, load_bank
 from zoo.reskill.thompson import Memory
 from zoo.rollout.context import LatestTurns
@@ -126,7 +127,8 @@ class ReSkillCoEvolver(AgentModule):
         """
         known = self.policy.tokenizer.get_vocab() if self.policy.word_level else None
         for skill in skills:
-            unknown = sorted(set(render([skill], protocol).split()) - known.keys()) if known is not None else []
+            text = render([skill], protocol, dict(zip(ROLES, ROLES, strict=True)))
+            unknown = sorted(set(text.split()) - known.keys() - set(ROLES)) if known is not None else []
             if unknown:
                 raise SkillError(f"the policy does not know {', '.join(unknown)} in skill {skill.name}")
 
@@ -152,16 +154,17 @@ class ReSkillCoEvolver(AgentModule):
             raise ConfigError(f"model.author_args: {error}") from error
         return AdversarialAuthor(author, self.hparams.adversarial) if self.hparams.adversarial else author
 
-    def notes(self, job: Job, turns: Sequence[Turn]) -> str:
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
         """The skills whose trigger is true; in evaluation those of the incumbent."""
-        bank = self.evolution.shown(job.behaviour.get("version", "old"))
-        return render(bank.shown([turn.action for turn in turns]), self.trainer.datamodule.protocol)  # type: ignore[attr-defined]
+        bank, roles = self.evolution.shown(job.behaviour.get("version", "old")), info.get("roles", {})
+        shown = bank.shown([turn.action for turn in turns], roles)
+        return render(shown, self.trainer.datamodule.protocol, roles)  # type: ignore[attr-defined]
 
     def experience(self, trajectory: Trajectory, protocol: Protocol) -> Experience:
         """An episode as authors see it: what was parsed from replies, what the world said, and which skills were shown."""
         actions = [turn.action for turn in trajectory.turns]
-        bank = self.evolution.shown(trajectory.job.behaviour["version"])
-        shown = [[skill.name for skill in bank.shown(actions[:turn])] for turn in range(len(actions))]
+        bank, roles = self.evolution.shown(trajectory.job.behaviour["version"]), trajectory.info.get("roles", {})
+        shown = [[skill.name for skill in bank.shown(actions[:turn], roles)] for turn in range(len(actions))]
         thoughts = [protocol.thought(turn.reply) for turn in trajectory.turns[-2:]]
         return Experience.of(trajectory, shown, thoughts)
 
@@ -183,8 +186,8 @@ class ReSkillCoEvolver(AgentModule):
         self.evolution.load_state(checkpoint["evolution"])
 
 
-def render(skills: Sequence[Skill], protocol: Protocol) -> str:
-    """The skills' section of a prompt."""
+def render(skills: Sequence[Skill], protocol: Protocol, roles: Mapping[str, str]) -> str:
+    """The skills' section of a prompt, with the task's words in their slots."""
     phrases = protocol.phrases
     if not skills:
         return phrases.no_skills
@@ -192,7 +195,7 @@ def render(skills: Sequence[Skill], protocol: Protocol) -> str:
         phrases.skill.format(
             name=skill.name,
             when_to_use=skill.when_to_use,
-            action=skill.action,
+            action=fill(skill.action, roles),
             examples="\n".join(skill.examples),
         ).strip()
         for skill in skills

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
+
+from zoo.reskill.lexicon import fill
 
 Trigger = Literal["general", "beginning", "action_pattern"]
 MAX_LENGTH = 500  # characters of a skill's content
@@ -31,7 +33,8 @@ class Skill:
     Attributes:
         name: short, in kebab-case; operations call a skill by it.
         when_to_use: where it applies.
-        action: what is to be done.
+        action: what is to be done. Slots, ``{target}``, ``{destination}`` and ``{station}``, are filled with the words of the task
+            where the world tells their roles.
         examples: at most one pair of lines, what to do and what not to do.
         trigger: shown at every turn (``general``), at the first (``beginning``), or where the latest action fits ``pattern``.
         pattern: a regular expression, searched in the parsed action without regard to case.
@@ -170,9 +173,9 @@ class Bank:
                 return skill
         raise SkillError(f"no skill {name!r} in the bank: {', '.join(s.name for s in self.skills) or 'it is empty'}")
 
-    def shown(self, actions: Sequence[str | None]) -> list[Skill]:
-        """The skills whose trigger is true after these parsed actions."""
-        return [skill for skill in self.skills if skill.fires(actions)]
+    def shown(self, actions: Sequence[str | None], roles: Mapping[str, str]) -> list[Skill]:
+        """The skills whose trigger is true after these parsed actions, without those that this task has no words for."""
+        return [skill for skill in self.skills if skill.fires(actions) and fill(skill.action, roles) is not None]
 
     def apply(self, bundle: Bundle, most: int = MAX_OPERATIONS) -> Bank:
         """The next version: all operations of the bundle, in their order, or none.
