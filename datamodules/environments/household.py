@@ -222,12 +222,14 @@ class Household(gymnasium.Env[str, str]):
         return self.family == "look" or (thing != self.held and self.kinds[self.where[thing]] == self._target)
 
     def _roles(self) -> dict[str, str]:
-        """What the types of things and places are in this task."""
-        things = {self.things[self._wanted[0]]: "target"}
-        station = FAMILIES[self.family]
-        stations = {station: "station"} if station else {}
-        target = self.goal.split()[-1]
-        return things | ({} if self.family == "look" else {target: "destination"}) | stations
+        """What things and places are in this task."""
+        roles = {self.things[self._wanted[0]]: "target"}
+        for place, kind in zip(self.places, self.kinds, strict=True):
+            if kind == FAMILIES[self.family]:
+                roles[place] = "station"
+            elif kind == self._target:
+                roles[place] = "destination"
+        return roles
 
     # -- the world -------------------------------------------------------------------------------------------------------
 

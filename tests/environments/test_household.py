@@ -85,7 +85,7 @@ def test_an_episode_by_hand() -> None:
         "admissible_actions": sorted(
             [*(f"go {p}" for p in places.split() if p != "microwave1"), "look", "open microwave1"]
         ),
-        "roles": {"tomato": "target", "drawer": "destination", "microwave": "station"},
+        "roles": {"tomato": "target", "drawer1": "destination", "drawer2": "destination", "microwave1": "station"},
         "expert_action": "go fridge1",  # tomatoes lie on tables, of which there is none, in fridges, on shelves
         "action_data": [
             *("go fridge1", "open fridge1", "go shelf1", "take tomato shelf1", "go microwave1", "open microwave1"),

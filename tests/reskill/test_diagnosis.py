@@ -21,7 +21,13 @@ from zoo.reskill.diagnosis import (
 from zoo.reskill.lexicon import action_class, fill
 from zoo.reskill.skills import Skill, SkillError
 
-ROLES = {"tomato": "target", "shelf": "destination", "sink": "station"}
+ROLES = {
+    "tomato": "target",
+    "shelf1": "destination",
+    "shelf2": "destination",
+    "shelf": "destination",
+    "sink1": "station",
+}
 
 
 def episode(
@@ -40,7 +46,7 @@ def episode(
         ("look", "look"),
         ("take tomato 1 from fridge 2", "take {target} other"),
         ("move tomato 1 to shelf 1", "move {target} {destination}"),
-        ("Go to shelf 12", "go {destination}"),
+        ("Go to shelf 1", "go {destination}"),
         ("", ""),
     ],
 )
@@ -49,7 +55,7 @@ def test_actions_in_terms_of_roles(action: str, kind: str) -> None:
 
 
 def test_slots_are_filled_with_the_words_of_a_task() -> None:
-    assert fill("try put {target} {destination}", ROLES) == "try put tomato shelf"
+    assert fill("try put {target} {destination}", ROLES) == "try put tomato shelf1"
     assert fill("try go {station}", {"tomato": "target"}) is None
     assert fill("say {hello} {}", {}) == "say {hello} {}"
 

@@ -16,21 +16,20 @@ def action_class(action: str, roles: Mapping[str, str]) -> str:
     """An action with slots for the things that matter: ``take tomato 1 from fridge 2`` becomes ``take {target} other``.
 
     Args:
-        action: a verb, then things and places, numbered or not.
-        roles: what the words of this task stand for, for example ``{"tomato": "target", "shelf": "destination"}``.
+        action: a verb, then things and places.
+        roles: what the words of this task stand for, for example ``{"tomato": "target", "shelf1": "destination"}``.
     """
     verb, *words = action.lower().split() or [""]
-    kinds = (re.sub(r"\d+$", "", word) for word in words)
-    return " ".join([verb, *(_named(kind, roles) for kind in kinds if kind and kind not in _SILENT)])
+    return " ".join([verb, *(_named(word, roles) for word in words if word not in _SILENT and not word.isdigit())])
 
 
-def _named(kind: str, roles: Mapping[str, str]) -> str:
-    return f"{{{roles[kind]}}}" if kind in roles else OTHER
+def _named(word: str, roles: Mapping[str, str]) -> str:
+    return f"{{{roles[word]}}}" if word in roles else OTHER
 
 
 def fill(text: str, roles: Mapping[str, str]) -> str | None:
-    """A text with the words of a task in its slots; ``None`` if the task has nothing for one of them."""
-    words = {role: word for word, role in roles.items()}
+    """A text with the words of a task in its slots, the first of a role; ``None`` if the task has nothing for one of them."""
+    words = {role: word for word, role in reversed(list(roles.items()))}
     if not {slot.group(1) for slot in _SLOT.finditer(text)} <= words.keys():
         return None
     return _SLOT.sub(lambda slot: words[slot.group(1)], text)
