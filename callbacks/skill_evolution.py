@@ -64,6 +64,7 @@ class SkillEvolution(OnlineSampler):
         experiences = _gathered([module.experience(one, data.protocol) for one in scored], trainer.world_size)
         for one in experiences if evolution.test else ():
             facts[f"success_{one.condition}"].append(float(one.success))
+            facts["success_tested"].append(float(one.success))  # while a version is on trial
         decision = evolution.observe(experiences, iteration)
         if decision:
             facts["accepted"] = [float(decision.accepted)]

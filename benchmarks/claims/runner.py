@@ -24,6 +24,7 @@ from benchmarks.claims.records import (
     Row,
     RunFailed,
     commit,
+    curve_means,
     episodes_to_level,
     learning_curve,
     scores,
@@ -207,7 +208,7 @@ class Runner:
             "episodes_to_50": episodes_to_level(curve, setting.curve),
             "fingerprint": run.fingerprint,
         }
-        return row, curve
+        return curve_means(curve, self.claims.curves) | row, curve
 
     def _stage(self, run: Run, stage: Stage, overrides: Overrides) -> tuple[str, dict[str, Any]]:
         """What a stage left and what it took; runs that need the same share it."""

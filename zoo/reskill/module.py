@@ -143,7 +143,7 @@ class ReSkillCoEvolver(AgentModule):
         """
         kinds: dict[str, Callable[..., Author]] = {
             "none": NoAuthor,
-            "template": TemplateAuthor,
+            "template": partial(TemplateAuthor, least_rate=self.hparams.min_trigger_rate),
             "endpoint": endpoint_author,
             "policy": partial(policy_author, self.policy),
             "scripted": ScriptedAuthor,
