@@ -44,8 +44,8 @@ class ErrandDrills(RolloutDataModule):
         slips: share of turns at which some command is carried out that is mostly impossible, and taught to nobody.
         comparisons: share of turns that ask instead which of two commands is better; the other one belongs to another errand, or
             is some command that is mostly impossible. So the form is known, and both answers are likely.
-        advised: share of turns that show skills: advice to try or to avoid some class of action, drawn at random, right or wrong
-            (ReSkill dossier 6.2: the prior to follow instructions). The world must tell ``roles``.
+        advised: share of turns that show skills: advice to try or to avoid a class of commands or a single one, drawn at random,
+            right or wrong (ReSkill dossier 6.2: the prior to follow instructions). The world must tell ``roles``.
         obedience: how often advice is then followed, where it can be.
         **kwargs: of :class:`datamodules.RolloutDataModule`; an iteration plays ``tasks_per_iteration`` episodes.
     """
@@ -147,15 +147,21 @@ class ErrandDrills(RolloutDataModule):
         classes = {one: action_class(one, roles) for one in possible}
         kinds = sorted(set(classes.values()))
         some = rng.sample(kinds, min(len(kinds), rng.randint(1, 2)))
-        some += [action_class(_any_command(env, rng), roles) for _ in range(rng.randint(0, 2))]
-        advice = {kind: rng.choice((TRY, AVOID)) for kind in some}
-        phrase = self.protocol.phrases.skill
-        listed = [phrase.format(action=f"{word} {fill(kind, roles)}") for kind, word in advice.items()]
+        some += [action_class(_any_command(env, rng), roles) for _ in range(rng.randint(0, 1))]
+        phrase, listed = self.protocol.phrases.skill, []
+        words: dict[str, str] = {}  # of possible commands that advice is about
+        for kind in dict.fromkeys(some):
+            word, covered = rng.choice((TRY, AVOID)), [one for one in possible if classes[one] == kind]
+            if covered and rng.random() < 0.5:  # a single command, so that following is learnt as saying what is said
+                covered = [rng.choice(covered)]
+            words |= dict.fromkeys(covered, word)
+            text = covered[0] if len(covered) == 1 else fill(kind, roles)
+            listed.append(phrase.format(action=f"{word} {text}"))
         rng.shuffle(listed)
         notes = self.protocol.phrases.skills.format(skills=" ".join(listed))
         if rng.random() < self.obedience:
-            wanted = [one for one, kind in classes.items() if advice.get(kind) == TRY]
-            allowed = [one for one, kind in classes.items() if advice.get(kind) != AVOID]
+            wanted = [one for one in possible if words.get(one) == TRY]
+            allowed = [one for one in possible if words.get(one) != AVOID]
             if wanted:
                 action = rng.choice(wanted)
             elif action not in allowed and allowed:
