@@ -146,8 +146,8 @@ class ErrandDrills(RolloutDataModule):
         """Some skills, and the action of a policy that follows them where it can, now and then not."""
         classes = {one: action_class(one, roles) for one in possible}
         kinds = sorted(set(classes.values()))
-        some = rng.sample(kinds, min(len(kinds), rng.randint(1, 2)))
-        some += [action_class(_any_command(env, rng), roles) for _ in range(rng.randint(0, 1))]
+        some = rng.sample(kinds, min(len(kinds), rng.randint(0, 2)))
+        some += [action_class(_any_command(env, rng), roles) for _ in range(rng.randint(0 if some else 1, 4))]
         phrase, listed = self.protocol.phrases.skill, []
         words: dict[str, str] = {}  # of possible commands that advice is about
         for kind in dict.fromkeys(some):
