@@ -88,7 +88,7 @@ class DemonstrationDataModule(RolloutDataModule):
                 tokenizer,
                 stage,
                 jobs[index :: len(self.contexts)],
-                lambda job: scripts[job.group].notes,
+                lambda job, turns, info: scripts[job.group].notes,
             )
             for trajectory in played:
                 if trajectory.finish == "context_full" and not (scripts[trajectory.job.group].scripted or self.wander):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.recording import quiet_trainer as trainer
 from tests.recording import recorder as agent
 from zoo.agent import AgentModule, evaluation_scores
 from zoo.errors import ConfigError
-from zoo.rollout.trajectory import Job, Segment, Task, Trajectory
+from zoo.rollout.trajectory import Job, Segment, Task, Trajectory, Turn
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -261,7 +262,7 @@ def test_hyperparameters_are_plain() -> None:
 class Whispering(AgentModule):
     """Records the behaviour of every episode, and would tell it to the policy."""
 
-    def notes(self, job: Job) -> str:
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
         self.heard.append(job.behaviour)  # type: ignore[operator, union-attr]
         return f"hint {job.behaviour['hint']}" if job.behaviour else ""
 

@@ -11,6 +11,7 @@ from datamodules import ErrandDrills
 from datamodules.environments.household import Household
 from zoo.errors import ConfigError
 from zoo.policy.words import word_tokenizer
+from zoo.reskill.lexicon import action_class, fill
 from zoo.rollout.context import AppendOnly, LatestTurns
 from zoo.rollout.protocol import WordProtocol
 
@@ -99,3 +100,78 @@ def test_skill_is_how_often_the_errand_is_the_experts() -> None:
 def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         drills(**settings)
+
+
+def advised(**changes: Any) -> list[tuple[set[str], set[str], str]]:
+    """Of turns under advice: the possible commands it says to try and to avoid, and what is done."""
+    settings: dict[str, Any] = {
+        "environment": "zoo/Household-v0",
+        "environment_args": {"unseen": "mixed"},
+        "protocol": WordProtocol(8, notes="after"),
+        "tasks_per_iteration": 12,
+        "context": LatestTurns(640, turns=20),
+        "max_turns": 20,
+        "comparisons": 0.0,
+        "advised": 1.0,
+        "obedience": 1.0,
+        "slips": 0.0,
+        "seed": 0,
+    }
+    data = ErrandDrills(**{**settings, **changes})
+    found, tokenizer, env = [], word_tokenizer(data.vocabulary), Household(unseen="mixed")
+    rows = iter(data.demonstrations(0, tokenizer))
+    for job in data.iteration_jobs(0):
+        first, info = env.reset(seed=job.task.seed, options={"split": "train"})
+        roles, ended, turns = info["roles"], False, 0
+        while not ended and turns < 20:
+            row = next(rows)
+            text = tokenizer.decode(row["ids"]).removesuffix(" <end>")
+            shown, _, rest = text.rpartition(" skills ")
+            advice, _, action = rest.rpartition(" . ")
+            assert shown.startswith(first) and tokenizer.unk_token_id not in row["ids"]
+            learnt = tokenizer.decode(row["ids"][row["mask"]]).removesuffix(" <end>")
+            assert (
+                learnt.endswith(action)
+                and "skills" not in learnt
+                and shown.endswith(learnt.removesuffix(action).strip())
+            )
+            lines = [(word, what.strip()) for word, what in re.findall(r"(try|avoid) (.+?)(?= try | avoid |$)", advice)]
+            about = {
+                word: {
+                    one
+                    for one in info["admissible_actions"]
+                    for said, what in lines
+                    if said == word and covers(what, one, roles)
+                }
+                for word in ("try", "avoid")
+            }
+            found.append((about["try"], about["avoid"], action))
+            _, _, ended, _, info = env.step(action)
+            turns += 1
+    assert next(rows, None) is None
+    return found
+
+
+def covers(advice: str, action: str, roles: dict[str, str]) -> bool:
+    """Whether an advice, a command or a class of them in words of the task, is about an action."""
+    return advice == action or advice == fill(action_class(action, roles), roles)
+
+
+def test_advice_is_followed_where_it_can_be() -> None:
+    turns = advised()
+    told = [(wanted, action) for wanted, _, action in turns if wanted]
+    warned = [(banned, action) for wanted, banned, action in turns if banned and not wanted]
+    assert len(told) > 80 and len(warned) > 40
+    assert all(action in wanted for wanted, action in told)
+    # Where all that is possible is to be avoided, or a place stands for all of its kind, nothing else can be done.
+    assert sum(action not in banned for banned, action in warned) > 0.9 * len(warned)
+
+
+def test_advice_may_be_ignored_and_needs_roles() -> None:
+    turns = advised(obedience=0.0)
+    assert any(wanted and action not in wanted for wanted, _, action in turns)
+    assert any(action in banned for _, banned, action in turns)
+    with pytest.raises(ConfigError, match="advised shows skills behind the state"):
+        ErrandDrills(advised=0.5, protocol=WordProtocol(8))
+    with pytest.raises(ConfigError, match="tells no roles, which"):
+        ErrandDrills(advised=0.5, protocol=WordProtocol(8, notes="after")).demonstrations(0, word_tokenizer(["a"]))

@@ -19,6 +19,7 @@ _LAZY = {
     "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
     "PreferencePolicy": "zoo.imitation.preferences",
+    "ReSkillCoEvolver": "zoo.reskill.module",
     "create_model": "zoo.registry",
     "list_models": "zoo.registry",
     "register_model": "zoo.registry",

@@ -20,7 +20,7 @@ from zoo.checkpoints import PretrainedMixin
 from zoo.errors import ConfigError
 from zoo.registry import register_model
 from zoo.rollout.loop import World, play
-from zoo.rollout.trajectory import Job, Row, Task, Trajectory
+from zoo.rollout.trajectory import Job, Row, Task, Trajectory, Turn
 
 Facts = dict[str, list[float]]
 Measures = dict[str, tuple[Tensor, Tensor]]  # name -> sum, and the number of things summed
@@ -111,8 +111,13 @@ class AgentModule(PretrainedMixin, pl.LightningModule):
 
     # -- hooks of a method ------------------------------------------------------------------------------------------------
 
-    def notes(self, job: Job) -> str:
-        """Text added to the first prompt of an episode, from its behaviour. Evaluation passes no behaviour."""
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
+        """Text added to a prompt, from the episode's behaviour, the turns before, and what the world has told (later keys win).
+
+        Evaluation passes no behaviour.
+
+        There is one prompt an episode, or one wherever the context manager begins a segment.
+        """
         return ""
 
     def credit(self, groups: Sequence[Group]) -> tuple[list[Row], Facts]:

@@ -18,6 +18,7 @@ BUILT_IN = {
     "ECHOAgent": "zoo.echo.module",
     "ImitationPolicy": "zoo.imitation.module",
     "PreferencePolicy": "zoo.imitation.preferences",
+    "ReSkillCoEvolver": "zoo.reskill.module",
 }
 """The zoo's own classes and the modules that register them, imported when first asked for."""
 

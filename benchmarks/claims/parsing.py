@@ -193,6 +193,7 @@ def _setting(name: str, keys: _Keys, arms: dict[str, Arm], root: Path) -> Settin
         seeds,
         keys.count("secondary_seeds", seeds, MAX_SEEDS),
         keys.take("fit", bool, default=True),
+        keys.take("stage_curves", bool, default=False),
     )
     for arm in () if setting.fit else setting.arms:
         if "model.weights" not in arms[arm].overrides:

@@ -110,6 +110,16 @@ def learning_curve(path: Path, columns: tuple[str, ...], episodes_before: int) -
     ]
 
 
+def curve_means(curve: list[Row], columns: tuple[str, ...]) -> Row:
+    """``mean_X`` for every ``train/X``: over the iterations that logged it."""
+    means: Row = {}
+    for column in columns:
+        values = [float(point[column]) for point in curve if point[column] != ""]
+        if column.startswith("train/") and values:
+            means[f"mean_{column.removeprefix('train/')}"] = sum(values) / len(values)
+    return means
+
+
 def totals(path: Path) -> tuple[int, int]:
     """Episodes played and tokens generated in one fit; none where nothing is played (imitation)."""
     rows = read(path)

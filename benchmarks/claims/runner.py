@@ -24,6 +24,7 @@ from benchmarks.claims.records import (
     Row,
     RunFailed,
     commit,
+    curve_means,
     episodes_to_level,
     learning_curve,
     scores,
@@ -176,10 +177,17 @@ class Runner:
         setting = run.setting
         outcomes: dict[str, str] = {}
         spent: Counter[str] = Counter()
+        curve: list[Row] = []
         for stage in run.arm.stages:
             outcomes[stage.name], cost = self._stage(run, stage, resolve(stage.overrides, outcomes))
+            if setting.stage_curves and stage.command == "fit":
+                before = int(spent["episodes"]) * (
+                    "ckpt_path" not in stage.overrides
+                )  # a resumed run counts on by itself
+                path = self.root / Path(outcomes[stage.name]).with_name("metrics.csv")
+                curve += learning_curve(path, self.claims.curves, before)
             spent.update(cost)
-        overrides, curve = resolve(setting.fit_overrides(run.arm), outcomes), []
+        overrides = resolve(setting.fit_overrides(run.arm), outcomes)
         tested = {**overrides, **setting.test_overrides}
         if setting.fit:
             cost = self._fit(run, "fit", setting.config, folder, overrides)
@@ -200,7 +208,7 @@ class Runner:
             "episodes_to_50": episodes_to_level(curve, setting.curve),
             "fingerprint": run.fingerprint,
         }
-        return row, curve
+        return curve_means(curve, self.claims.curves) | row, curve
 
     def _stage(self, run: Run, stage: Stage, overrides: Overrides) -> tuple[str, dict[str, Any]]:
         """What a stage left and what it took; runs that need the same share it."""
@@ -221,6 +229,9 @@ class Runner:
         """One training command, and what it took."""
         cpu = self._zoo(run, command, config, folder, overrides)
         episodes, tokens = totals(self.root / folder / "metrics.csv")
+        if "ckpt_path" in overrides:  # its counters go on from those of the run that it resumes
+            before = totals(self.root / Path(overrides["ckpt_path"]).parents[1] / "metrics.csv")
+            episodes, tokens = episodes - before[0], tokens - before[1]
         return {"cpu": cpu, "episodes": episodes, "tokens": tokens}
 
     def _zoo(self, run: Run, verb: str, config: str, folder: Path, overrides: Overrides) -> float:

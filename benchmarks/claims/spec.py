@@ -44,6 +44,7 @@ class Setting:
     """One table: arms that differ in nothing but their overrides.
 
     Without ``fit`` an arm is what its stages left: only tested here, by ``model.weights`` of its overrides.
+    A stage with ``ckpt_path`` among its overrides goes on from another's checkpoint.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Setting:
     seeds: int
     secondary_seeds: int
     fit: bool = True
+    stage_curves: bool = False  # the learning curve is that of the stages
 
     @property
     def arms(self) -> tuple[str, ...]:

@@ -27,6 +27,11 @@ Expert = Literal["handcoded", "planner"]
 _FOLDS = {"test": (0,), "val": (1,), "train": (2, 3, 4, 5, 6, 7)}
 _FOLDERS = {"train": ("train", "train"), "val": ("valid_seen", "valid_unseen"), "test": ("valid_seen", "valid_unseen")}
 _GAME = "*/*/game.tw-pddl"
+_STATIONS = {
+    "pick_clean_then_place_in_recep": "sinkbasin",
+    "pick_heat_then_place_in_recep": "microwave",
+    "pick_cool_then_place_in_recep": "fridge",
+}
 _NUMBERS = 50  # things of a kind that words can tell apart
 
 
@@ -48,7 +53,8 @@ class ALFWorld(gymnasium.Env[str, str]):
     of one split is one of another. Results are then on "ALFWorld's engine, generated scenes", not on its data set.
 
     Observations and actions are in lower case with punctuation apart, without the engine's banner. Admissible actions are listed
-    in an order that is drawn anew at every step. What is not admissible is answered ``nothing happens .`` and costs a step.
+    in an order that is drawn anew at every step. What is not admissible is answered ``nothing happens .`` and costs a step. At the
+    start ``info`` tells what the words of the task stand for (``roles``).
 
     Args:
         families: the kinds of task, of ALFRED's six.
@@ -110,11 +116,12 @@ class ALFWorld(gymnasium.Env[str, str]):
         number = seed if seed is not None else int(self.np_random.integers(2**31))
         self._start, self._actions = (number, options), []
         texts = self._texts(split, number)
-        self._family: str = json.loads(texts.parameters)["task_type"]
+        parameters = json.loads(texts.parameters)
+        self._family: str = parameters["task_type"]
         self._play = Play(ground(*texts[:3]))
         self._adviser = _adviser(self._play, texts, self.expert)
         self._order = random.Random(f"{split} {number}")
-        info = self._info("look", self._play.intro)
+        info = self._info("look", self._play.intro) | {"roles": _roles(parameters)}
         if split == "train":
             info["action_data"] = list(map(words, _way(texts, self.expert)))
         return words(self._play.intro.split("\n", 1)[1]), info
@@ -161,6 +168,17 @@ class ALFWorld(gymnasium.Env[str, str]):
             self.reset(seed=state["start"][0], options=state["start"][1])
             for action in state["actions"]:
                 self.step(action)
+
+
+def _roles(parameters: dict[str, Any]) -> dict[str, str]:
+    """What the words of a task stand for, by its parameters."""
+    station = _STATIONS.get(parameters["task_type"], parameters.get("toggle_target", ""))
+    named = {
+        parameters["object_target"]: "target",
+        parameters.get("parent_target", ""): "destination",
+        station: "station",
+    }
+    return {word.lower(): role for word, role in named.items() if word}
 
 
 def _adviser(play: Play, texts: Texts, expert: Expert) -> Handcoded | Planner:

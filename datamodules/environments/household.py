@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from zoo.errors import ConfigError
 
-Unseen = Literal["none", "layouts", "pairs", "names", "spare"]
+Unseen = Literal["none", "layouts", "pairs", "names", "spare", "mixed"]
 Errand = tuple[str, str, int]  # verb, thing, number of the place
 
 STORAGE = ("cabinet", "drawer", "counter", "table", "shelf")
@@ -73,7 +73,8 @@ class Household(gymnasium.Env[str, str]):
     place, and all but ``open`` need it to be open. One thing can be held at a time and shows the mark of its last treatment.
     Things of one type share their name. Every text ends with a full stop, which begins no command.
 
-    ``info`` tells ``success``, the ``family`` of the task, the ``admissible_actions`` (sorted; those that have an effect, and
+    ``info`` tells ``success``, the ``family`` of the task, at the start what its words stand for (``roles``: the ``target``, the
+    ``destination`` and the ``station``), the ``admissible_actions`` (sorted; those that have an effect, and
     ``look``) and the ``expert_action``: what a script that knows only what has been seen so far would do now, ``""`` when the
     task is solved. Training tasks also tell its whole way as ``action_data``. 30 turns are enough for every task.
 
@@ -81,7 +82,8 @@ class Household(gymnasium.Env[str, str]):
         unseen: which kind of tasks are drawn. ``none``: training layouts and pairs of thing and place, new placements;
             ``layouts``: layouts that no training task has; ``pairs``: pairs that no training task asks for, see
             ``HELD_OUT_PAIRS``; ``names``: training layouts with other words for things and storage places, see ``RENAMED``,
-            and ``cool`` wherever the others have ``heat``; ``spare``: layouts that none of these have, for warm starts.
+            and ``cool`` wherever the others have ``heat``; ``spare``: layouts that none of these have, for warm starts;
+            ``mixed``: those, half of the tasks in the other words.
         families: the families of tasks, each as likely as another; of ``place``, ``clean``, ``heat``, ``cool`` (then place),
             ``look`` (under the lamp) and ``two`` (place two of one type). All if absent.
         layouts: number of training layouts.
@@ -127,7 +129,7 @@ class Household(gymnasium.Env[str, str]):
         number = seed if seed is not None else int(self.np_random.integers(2**31))
         self._draw(random.Random(f"{split} {number} {self.unseen}"))
         self._look_ahead()
-        info = self._info()
+        info = self._info() | {"roles": self._roles()}
         if split == "train":
             info["action_data"] = self._way()
         return f"task {self.goal} places {' '.join(self.places)} {self._view()}", info
@@ -172,12 +174,12 @@ class Household(gymnasium.Env[str, str]):
 
     def _draw(self, rng: random.Random) -> None:
         """Draw layout, goal and placement; inside, types go by their ordinary names."""
-        names = RENAMED if self.unseen == "names" else {}
+        names = RENAMED if self.unseen == "names" or (self.unseen == "mixed" and rng.random() < 0.5) else {}
         self.kinds = kinds = rng.choice(_pool(self.unseen, self.layouts))
         self.places = [f"{names.get(kind, kind)}{kinds[: n + 1].count(kind)}" for n, kind in enumerate(kinds)]
         self._ways = [f"go {place}" for place in self.places]
         self.family = rng.choice(self.families)
-        if names and self.family == "heat":
+        if self.unseen == "names" and self.family == "heat":
             self.family = "cool"
         station = FAMILIES[self.family]
         self._mark = TREATMENTS[station][1] if station else ""
@@ -218,6 +220,16 @@ class Household(gymnasium.Env[str, str]):
 
     def _placed(self, thing: int) -> bool:
         return self.family == "look" or (thing != self.held and self.kinds[self.where[thing]] == self._target)
+
+    def _roles(self) -> dict[str, str]:
+        """What things and places are in this task."""
+        roles = {self.things[self._wanted[0]]: "target"}
+        for place, kind in zip(self.places, self.kinds, strict=True):
+            if kind == FAMILIES[self.family]:
+                roles[place] = "station"
+            elif kind == self._target:
+                roles[place] = "destination"
+        return roles
 
     # -- the world -------------------------------------------------------------------------------------------------------
 
@@ -364,7 +376,7 @@ def _pool(unseen: Unseen, layouts: int) -> tuple[tuple[str, ...], ...]:
     """The layouts that tasks of a kind are drawn from."""
     if unseen == "layouts":
         return _layouts()[-UNSEEN_LAYOUTS:]
-    return _layouts()[layouts:-UNSEEN_LAYOUTS] if unseen == "spare" else _layouts()[:layouts]
+    return _layouts()[layouts:-UNSEEN_LAYOUTS] if unseen in ("spare", "mixed") else _layouts()[:layouts]
 
 
 @cache

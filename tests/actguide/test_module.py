@@ -134,8 +134,8 @@ def test_numerator_and_reference_do_not_depend_on_the_hint_but_the_denominator_d
 def test_k_zero_is_the_unguided_prompt() -> None:
     data = small_data(**HARD)
     module, _ = prepared(data)
-    assert module.notes(Job(data.task("train", 0), 0, {"guidance": []})) == ""
-    assert module.notes(Job(data.task("train", 0))) == ""
+    assert module.notes(Job(data.task("train", 0), 0, {"guidance": []}), [], {}) == ""
+    assert module.notes(Job(data.task("train", 0)), [], {}) == ""
 
 
 def test_no_hint_in_any_evaluation_prompt() -> None:

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.claims.__main__ import main
 from benchmarks.claims.curves import draw, on_one_grid
 from benchmarks.claims.parsing import load
-from benchmarks.claims.records import Records, commit, episodes_to_level, read
+from benchmarks.claims.records import Records, commit, curve_means, episodes_to_level, read
 from benchmarks.claims.report import inject, results_of, table, verdict
 from benchmarks.claims.runner import Runner, encode, plan
 from benchmarks.claims.spec import Above, Bound, Check, Slower, SpecError
@@ -505,3 +505,33 @@ def test_command_line_errors(root: Path, call: Callable[..., int], capsys: pytes
     assert "claims: --arms: demo runs no arm 'nobody'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         call("--seeds", "0")
+
+
+def test_a_stage_may_go_on_from_a_checkpoint(root: Path, call: Callable[..., int]) -> None:
+    """Its counters go on as well, so what it resumed is not counted twice; the stages' learning curves are kept if asked for."""
+    spec = copy.deepcopy(SPEC)
+    checkpoint = "{half}/../checkpoints/last.ckpt"
+    spec["stages"] = {"half": {"config": "config.yaml"}}
+    spec["stages"]["whole"] = {"config": "config.yaml", "overrides": {"ckpt_path": checkpoint}}
+    spec["arms"] = {name: {"overrides": {"model.weights": f"{{{name}}}"}} for name in ("half", "whole")}
+    setting = {"config": "config.yaml", "reference": "half", "core": ["half", "whole"], "seeds": 1, "fit": False}
+    spec["settings"] = {"small": {**setting, "stage_curves": True}}
+    spec["checks"] = []
+    write_spec(root, spec)
+    assert call() == 0
+    rows = {row["arm"]: row for row in read(root / "benchmarks/claims/results/demo.csv")}
+    assert [rows[arm]["episodes"] for arm in ("half", "whole")] == ["120", "120"]
+    curve = [row for row in read(root / "benchmarks/claims/results/demo.curves.csv") if row["arm"] == "whole"]
+    assert [row["episodes"] for row in curve] == ["40", "80", "120"] * 2  # the stand-in's counters do not go on
+    given = next(given for verb, given in calls(root) if verb == "fit" and "ckpt_path" in given)
+    assert (root / given["ckpt_path"]).parents[1].joinpath("metrics.csv").exists()
+
+
+def test_means_over_a_learning_curve() -> None:
+    curve = [
+        {"train/mean_k": "3", "val/success": "0.5"},
+        {"train/mean_k": "", "val/success": ""},
+        {"train/mean_k": "1", "val/success": ""},
+    ]
+    assert curve_means(curve, ("train/mean_k", "val/success")) == {"mean_mean_k": 2.0}
+    assert curve_means([{"train/mean_k": ""}], ("train/mean_k",)) == {}

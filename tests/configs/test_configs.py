@@ -29,13 +29,20 @@ SMALL = {
 SMALL_TRAJECTORIES = '{"train": 3, "val": 1, "test": 1}'
 
 
+def small(config: Path) -> dict[str, object]:
+    """What makes a run of a config short."""
+    return SMALL | ({"data.trajectories": SMALL_TRAJECTORIES} if "trajectories:" in config.read_text() else {})
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_config_fits_and_tests(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = importlib.util.find_spec("textworld_express") is not None and shutil.which("java") is not None
     if "TextWorldExpress" in config.read_text() and not here:
         pytest.skip("needs the extra `worlds` and a Java runtime")
+    if "ALFWorld" in config.read_text() and importlib.util.find_spec("alfworld") is None:
+        pytest.skip("needs the extra `alfworld`")
     common = [f"--config={config}", f"--trainer.default_root_dir={tmp_path}"]
-    common += [f"--{key}={value}" for key, value in SMALL.items()]
+    common += [f"--{key}={value}" for key, value in small(config).items()]
     run(["fit", *common])
     assert (tmp_path / "metrics.csv").exists()
     weights = [f"--model.weights={tmp_path / 'weights'}"]
@@ -53,9 +60,8 @@ def test_stages_lead_to_a_test(folder: Path, tmp_path: Path, monkeypatch: pytest
         pytest.skip("needs the extra `alfworld`")
     monkeypatch.setenv("RUN", str(tmp_path))
     for config in sorted(folder.glob("*.yaml")):
-        small = SMALL | ({"data.trajectories": SMALL_TRAJECTORIES} if "trajectories:" in config.read_text() else {})
         command = STAGE.match(config.name)[1]  # type: ignore[index]
-        run([command, f"--config={config}", *(f"--{key}={value}" for key, value in small.items())])
+        run([command, f"--config={config}", *(f"--{key}={value}" for key, value in small(config).items())])
     found = json.loads((tmp_path / "test" / "test_metrics.json").read_text())
     assert 0 <= found["test/success"] <= 1
     assert len((tmp_path / "test" / "trajectories.jsonl").read_text().splitlines()) == 2

@@ -121,6 +121,23 @@ def test_what_it_would_do_is_told_for_training_only() -> None:
     assert "action_data" not in env.reset(seed=0, options={"split": "val"})[1]
 
 
+def test_roles_are_those_of_the_task() -> None:
+    env = ALFWorld()
+    told = {}
+    for seed in range(40):
+        text, info = env.reset(seed=seed)
+        assert all(
+            word in text.partition("your task is")[2].replace(" ", "")
+            for word, role in info["roles"].items()
+            if role == "target"
+        )
+        told.setdefault(info["family"], sorted(info["roles"].values()))
+    assert told["pick_and_place_simple"] == ["destination", "target"]
+    assert told["pick_heat_then_place_in_recep"] == ["destination", "station", "target"]
+    assert told["look_at_obj_in_light"] == ["station", "target"]
+    assert "roles" not in env.step("look")[-1]
+
+
 def test_the_planner_goes_straight_and_games_of_several_do_not_mix() -> None:
     one, other = (ALFWorld((family,), expert="planner") for family in FAMILIES[1:3])
     here, there = one.reset(seed=0)[1], other.reset(seed=0)[1]

@@ -20,7 +20,7 @@ from zoo.actguide.guidance import (
 )
 from zoo.agent import AgentModule, Facts, Group, Measures, over
 from zoo.registry import register_model
-from zoo.rollout.trajectory import Job, Row, Task, Trajectory
+from zoo.rollout.trajectory import Job, Row, Task, Trajectory, Turn
 
 GUIDED_MEASURES = (
     *("ratio_guided", "ratio_guided_p10", "ratio_guided_p50", "ratio_guided_p90"),
@@ -73,7 +73,7 @@ class ACTGuidePolicy(AgentModule):
     def sampler(self) -> pl.Callback:
         return GuidedSampler()
 
-    def notes(self, job: Job) -> str:
+    def notes(self, job: Job, turns: Sequence[Turn], info: dict[str, Any]) -> str:
         actions = job.behaviour.get("guidance")
         return self.trainer.datamodule.protocol.guidance(list(enumerate(actions, 1))) if actions else ""  # type: ignore[attr-defined]
 

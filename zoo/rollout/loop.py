@@ -21,7 +21,7 @@ from zoo.rollout.trajectory import Job, Segment, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
-Notes = Callable[[Job], str]
+Notes = Callable[[Job, Sequence[Turn], Info], str]
 
 
 class World(Interface):
@@ -95,7 +95,7 @@ def play(
     *,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-    notes: Notes = lambda job: "",
+    notes: Notes = lambda job, turns, info: "",
 ) -> list[Trajectory]:
     """Play one episode per job.
 
@@ -105,7 +105,7 @@ def play(
         jobs: what to play; the order of the result is theirs.
         temperature: of sampling; 0 is greedy.
         generator: source of the sampling noise.
-        notes: text that the method adds to an episode's first prompt.
+        notes: text that the method adds to each prompt of an episode, from the turns before it and what the world told.
 
     Returns:
         The trajectories. One whose environment raised has ``reward=None`` and ``finish="environment_error"``.
@@ -140,7 +140,7 @@ def perform(
     tokenizer: PreTrainedTokenizerBase,
     world: World,
     jobs: Sequence[Job],
-    notes: Notes = lambda job: "",
+    notes: Notes = lambda job, turns, info: "",
 ) -> list[Trajectory]:
     """Play one episode per job by a script instead of a policy: what is shown and kept is the same.
 
@@ -150,7 +150,7 @@ def perform(
         tokenizer: of the policy that is to learn from it.
         world: environments, protocol, context manager and turn limit.
         jobs: what to play; the order of the result is theirs.
-        notes: text that the method adds to an episode's first prompt.
+        notes: text that the method adds to each prompt of an episode, from the turns before it and what the world told.
     """
 
     def speak(running: list[Episode]) -> list[Reply]:
@@ -214,12 +214,12 @@ def _begin(
     begun: list[Episode] = []
     for job in jobs[: len(free)]:
         begun.append(Episode(job, free.pop(0)))
-        _reset(begun[-1], world, tokenizer, notes(job))
+        _reset(begun[-1], world, tokenizer, notes)
     free += [episode.env for episode in begun if episode.finish]
     return begun
 
 
-def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: str) -> None:
+def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, notes: Notes) -> None:
     task, protocol = episode.job.task, world.protocol
     try:
         episode.observation, info = episode.env.reset(seed=task.seed, options={"split": task.split, **task.options})
@@ -231,9 +231,9 @@ def _reset(episode: Episode, world: World, tokenizer: PreTrainedTokenizerBase, n
 
     def segment(memory: str, seen: str = first, told: Info = info) -> Segment:
         plain = protocol.prompt(tokenizer, seen, told, memory)
-        if not notes:
+        if not (noted := notes(episode.job, episode.turns, episode.facts)):
             return Segment.begin(plain)
-        return Segment.begin(protocol.prompt(tokenizer, seen, told, f"{memory}\n\n{notes}".strip()), plain)
+        return Segment.begin(protocol.prompt(tokenizer, seen, told, f"{memory}\n\n{noted}".strip()), plain)
 
     episode.view = world.context.open(Opening(segment, protocol, tokenizer, first))
     if episode.view.room() < 1:

@@ -27,6 +27,9 @@ class Phrases:
         summary: how a summary is shown: ``summary``.
         acted: a turn in a history: ``action``, ``observation``.
         judge: asks which of two actions is better: ``first``, ``second``.
+        skill: one skill in a prompt: ``name``, ``when_to_use``, ``action``, ``examples``.
+        skills: the section of all that are shown: ``skills``.
+        no_skills: the same where there is none.
         headwords: a record may be named by the first word of its finding as well as by its turn. A policy of a few hundred
             thousand parameters finds a word that belongs to what it looks for; from there to the number that stands two words
             before is a step it does not learn in a short warm start.
@@ -42,6 +45,9 @@ class Phrases:
     summary: str
     acted: str
     judge: str
+    skill: str
+    skills: str
+    no_skills: str
     headwords: bool = False
 
     def show(self, records: Sequence[Record]) -> str:
@@ -97,6 +103,9 @@ WORDS = Phrases(
     summary="summary {summary}",
     acted="do {action} {observation}",  # as in a reply, so that a thought is not taken for an action
     judge="better {first} or {second} ?",
+    skill="{action}",
+    skills="skills {skills} .",
+    no_skills="",
     headwords=True,
 )
 
@@ -124,4 +133,10 @@ PROSE = Phrases(
         "Two actions are proposed.\nAction 1: {first}\nAction 2: {second}\nWhich of them is better for the task? Think about "
         "both, then give the better action itself."
     ),
+    skill="### {name}\nWhen to use: {when_to_use}\nAction: {action}\n{examples}",
+    skills=(
+        "## Available skills\n{skills}\n\nRead when each skill is to be used. Name the one that applies and follow its action, or "
+        "go on by your own judgement."
+    ),
+    no_skills="## Available skills\n(no skills available)",
 )

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from zoo.errors import ConfigError
 from zoo.policy.words import END
+from zoo.reskill.lexicon import AVOID, OTHER, TRY
 from zoo.rollout.phrases import PROSE, WORDS, Phrases
 
 Info = dict[str, Any]
@@ -87,19 +88,32 @@ class WordProtocol(Protocol):
         max_new_tokens: cap of one reply, thoughts included.
         thoughts: ``none``: a reply is an action; ``free``: whatever the policy says before the word ``do`` is thought;
             ``skipped``: the prompt says ``do`` itself, so that a policy which learnt to think first acts at once.
+        notes: where a method's notes stand: ``before`` the observation, so that the last token before a reply is of the same
+            kind at every turn; or ``after`` it, where each turn has a prompt and notes of its own.
     """
 
-    def __init__(self, max_new_tokens: int = 8, thoughts: Literal["none", "free", "skipped"] = "none") -> None:
+    def __init__(
+        self,
+        max_new_tokens: int = 8,
+        thoughts: Literal["none", "free", "skipped"] = "none",
+        notes: Literal["before", "after"] = "before",
+    ) -> None:
         super().__init__(max_new_tokens)
-        self.thoughts = thoughts
+        self.thoughts, self.notes = thoughts, notes
 
     @property
     def words(self) -> tuple[str, ...]:
         mark = () if self.thoughts == "none" else (_ACT,)
-        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark)
+        skills = (
+            ()
+            if self.notes == "before"
+            else (*(w for w in self.phrases.skills.split() if "{" not in w), TRY, AVOID, OTHER)
+        )
+        return ("hint", *(str(number) for number in range(1, _NUMBERS + 1)), *self.correction.split(), *mark, *skills)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: str, info: Info, notes: str = "") -> list[int]:
-        # Notes stand before the observation: the last token before a reply is then the same kind of token at every turn.
+        if self.notes == "after":
+            return _ids(tokenizer, self._shown(f"{observation} {notes}", info))
         return _ids(tokenizer, f"{notes} {self._shown(observation, info)}")
 
     def observation(self, tokenizer: PreTrainedTokenizerBase, text: str, info: Info) -> list[int]:
