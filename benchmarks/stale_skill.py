@@ -1,7 +1,7 @@
 """``python -m benchmarks.stale_skill``: what the discount of old outcomes decides, in a world of coins (ReSkill dossier 6.3).
 
 Two versions are tested over five steps of 128 episodes while success rises from .3 to .6. The new one's effect is constant, or
-changes inside the test. Written to ``benchmarks/claims/results/reskill_stale.csv``: the share of tests that end with the new version.
+changes inside the test. ``benchmarks/claims/results/reskill_stale.csv`` gets the share of tests that end with the new version.
 """
 
 from __future__ import annotations
